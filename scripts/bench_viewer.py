@@ -64,15 +64,17 @@ class FakeBrowser:
 
     def send(self, position: Any, target: Any = (0.0, 0.0, 0.0), up: Any = (0.0, 0.0, 1.0)) -> None:
         """Move its camera to `position`, looking at `target`."""
-        self.tell(camera_message(position, target, up, self.fov, self.size))
+        position, target, up = (list(map(float, vector)) for vector in (position, target, up))
+        message = {"type": "ViewerCameraMessage", "wxyz": looking(position, target, up).tolist(), "fov": self.fov}
+        message |= {"position": position, "look_at": target, "up_direction": up}
+        message |= {"near": 0.01, "far": 1000.0, "image_width": self.size[0], "image_height": self.size[1]}
+        self.tell(message)
 
     def click(self, name: str) -> None:
-        """Click on something in the scene."""
         ray = {"ray_origin": [0.0, 0.0, 0.0], "ray_direction": [0.0, 0.0, 1.0], "screen_pos": [0.5, 0.5]}
         self.tell({"type": "SceneNodeClickMessage", "name": name, "instance_index": None, "modifier": None, **ray})
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send one of viser's messages."""
         import msgspec
 
         self.connection.send(msgspec.msgpack.encode(message))
@@ -85,7 +87,6 @@ class FakeBrowser:
         return came, imageio.imread(BytesIO(content))
 
     def close(self) -> None:
-        """Leave."""
         self.connection.close()
         self._thread.join(timeout=5)
 
@@ -103,14 +104,6 @@ class FakeBrowser:
             return  # the viewer or `close` has ended it; pictures that are missing are noticed where they are awaited
 
 
-def camera_message(position: Any, target: Any, up: Any, fov: float, size: tuple[int, int]) -> dict[str, Any]:
-    """What a browser says when its camera moves to `position`, looking at `target`."""
-    position, target, up = (list(map(float, vector)) for vector in (position, target, up))
-    message = {"type": "ViewerCameraMessage", "wxyz": looking(position, target, up).tolist(), "fov": fov}
-    message |= {"position": position, "look_at": target, "up_direction": up}
-    return message | {"near": 0.01, "far": 1000.0, "image_width": size[0], "image_height": size[1]}
-
-
 def decoded(frame: bytes) -> list[dict[str, Any]]:
     """Messages of a frame that viser sends, without large arrays."""
     import msgspec
@@ -123,7 +116,7 @@ def decoded(frame: bytes) -> list[dict[str, Any]]:
 
 def looking(position: Any, target: Any, up: Any) -> np.ndarray:
     """Quaternion [4] of a camera with OpenCV axes."""
-    from nerfkit.viewer.geometry import quaternion_of
+    from nerfkit.viewer.frames import quaternion_of
 
     forward = np.asarray(target, dtype=float) - position
     forward /= np.linalg.norm(forward)
@@ -141,13 +134,11 @@ class Circle(NamedTuple):
 
     @classmethod
     def around(cls, scene: Any) -> Circle:
-        """That of a viewer's scene."""
         middle = scene.box.mean(0)
         radius = float(np.linalg.norm(scene.cameras.positions.numpy() - middle, axis=1).mean())
         return cls(middle, np.array(scene.up) / np.linalg.norm(scene.up), radius)
 
     def send(self, browser: FakeBrowser, angle: float) -> None:
-        """Move a browser's camera there."""
         browser.send(self.at(angle), self.middle, self.up)
 
     def at(self, angle: float) -> np.ndarray:

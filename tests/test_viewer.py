@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The viewer's page, with a client that speaks its protocol: pictures, two clients, files, a training, an end."""
+"""The viewer's page, with clients that speak its protocol: pictures, files, a training, those that leave, an end."""
 
+import asyncio
 import os
 import queue
 import socket
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -20,16 +22,17 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import Keyframe, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.step.randomness import seed_everything
-from nerfkit.viewer.frames import OUTPUTS
-from nerfkit.viewer.geometry import rotation_of, vertical_fov
+from nerfkit.viewer import page as page_module
+from nerfkit.viewer import viewer as viewer_module
+from nerfkit.viewer.frames import OUTPUTS, rotation_of, vertical_fov
 from nerfkit.viewer.page import Page, ViewerOptions, bound
-from nerfkit.viewer.viewer import TrainingViewer
 from scripts.bench_viewer import FakeBrowser
-from tests.viewing import new_training, served, small_run, tiny_config, wait_for
+from tests.viewing import Browser, new_training, served, small_run, tiny_config, vanish, wait_for
 
 pytestmark = pytest.mark.slow
 
 SIZE = (64, 48)
+MUCH = os.urandom(24 * 2**20)  # bytes, more than sockets hold
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +65,11 @@ def at(browser, position=(2.5, 0.5, 1.0)):
     """Its last picture when the camera rests at `position`."""
     browser.send(position)
     image = browser.picture()[1]
-    while image.shape[1::-1] != browser.size or not browser.pictures.empty():
-        image = browser.picture()[1]
-    try:
-        return browser.picture(timeout=0.3)[1]  # with four rays a pixel
-    except queue.Empty:
-        return image
+    while True:
+        try:  # a full one may be of where it was before; the last has four rays a pixel
+            image = browser.picture(timeout=0.3 if image.shape[1::-1] == browser.size else 60.0)[1]
+        except queue.Empty:
+            return image
 
 
 def test_a_picture_is_what_the_renderer_renders(viewer, browser, session):
@@ -224,6 +226,102 @@ def test_an_end_leaves_no_thread_and_no_port(folder):
     bound("127.0.0.1", port).close()
 
 
+# ---- browsers that leave, vanish or freeze: nothing of them stays, and others see on
+
+
+def come(viewer) -> Browser:
+    """A browser that sees the scene."""
+    browser = Browser(viewer)
+    browser.drag(0.1)
+    browser.pictures.get(timeout=20)
+    return browser
+
+
+def test_browsers_that_vanish_leave_no_session_and_no_thread_and_are_freed_at_once(viewer, monkeypatch):
+    freed, left = [], []
+    give_back = viewer_module.give_back
+    monkeypatch.setattr(viewer_module, "give_back", lambda: freed.append(give_back()))
+    monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.5)
+    one, two, three = (come(viewer) for _ in range(3))
+    vanish(one)
+    vanish(two)
+    three.close()
+    wait_for(lambda: not viewer.sessions and freed)
+    threads = set(threading.enumerate())
+    browsers = [come(viewer) for _ in range(2)]
+    for session in viewer.sessions.values():
+        left.extend(map(weakref.ref, (session, session.client, session.client._websock_connection._state)))
+    del session
+    for browser in browsers:
+        vanish(browser)
+    wait_for(lambda: not viewer.sessions and len(freed) > 1)
+    time.sleep(0.7)
+    assert len(left) == 6 and not any(thing() for thing in left) and len(freed) == 2
+    assert not viewer.engine.clients and set(threading.enumerate()) <= threads
+
+
+def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch):
+    monkeypatch.setattr(page_module, "PING_SECONDS", 0.3)
+    monkeypatch.setattr(page_module, "FROZEN_SECONDS", 4.0)  # others have as long to answer on a busy machine
+    still = come(viewer)
+    (session,) = viewer.sessions.values()
+    other = come(viewer)
+    still.freeze()
+    session.client.send_file_download("much", MUCH)  # there is no room to send a ping
+    seen = other.pictures.qsize()
+    wait_for(lambda: other.drag(0.1) or other.pictures.qsize() >= seen + 5)
+    wait_for(lambda: list(viewer.sessions.values()) not in ([], [session]) and len(viewer.sessions) == 1)
+    assert still.is_hung_up()
+    seen = other.pictures.qsize()
+    wait_for(lambda: other.drag(0.1) or other.pictures.qsize() > seen)
+    other.close()
+
+
+def test_an_end_does_not_wait_for_a_frozen_browser(viewer):
+    browser = come(viewer)
+    browser.freeze()
+    (session,) = viewer.sessions.values()
+    session.client.send_file_download("much", MUCH)
+    time.sleep(0.5)
+    began = time.monotonic()
+    viewer.page.stop()
+    assert time.monotonic() - began < 3 and not viewer.page.server._websock_server._server_thread.is_alive()
+    assert browser.is_hung_up()
+
+
+class FakeConnection:
+    """Never answers; `read` bytes of what was sent are read each time that somebody looks."""
+
+    def __init__(self, read: int):
+        self.transport, self.read, self.unread, self.aborted = self, read, 10, False
+
+    async def ping(self):
+        return asyncio.get_running_loop().create_future()
+
+    def get_write_buffer_size(self) -> int:
+        self.unread = max(self.unread - self.read, 0)
+        return self.unread
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_slow_browser_that_reads_is_waited_for(monkeypatch):
+    monkeypatch.setattr(page_module, "PING_SECONDS", 0.0)
+    monkeypatch.setattr(page_module, "FROZEN_SECONDS", 0.05)
+
+    async def seconds(read: int) -> float:
+        connection, began = FakeConnection(read), time.monotonic()
+        await page_module.hang_up_when_frozen(connection)
+        assert connection.aborted
+        return time.monotonic() - began
+
+    assert asyncio.run(seconds(0)) < 0.2 < asyncio.run(seconds(1))
+
+
+# ---- a training
+
+
 def trained(config, out, with_viewer: bool):
     """Parameters and random states after a deterministic training, and how many pictures were seen meanwhile."""
     config.trainer.deterministic, config.trainer.steps = True, 60
@@ -261,11 +359,3 @@ def test_a_training_that_is_looked_at_has_the_same_bits(small_config, tmp_path):
     assert torch.equal(plain_random[0], torch.get_rng_state())
     assert plain_random[1] == np.random.get_state()[1].tolist()
     assert seen.model.training == plain.model.training
-
-
-def test_without_a_client_a_step_costs_an_attribute():
-    calls = []
-    watched = TrainingViewer.__new__(TrainingViewer)
-    watched.awake, watched._between_steps = False, calls.append
-    watched.after_step(None)
-    assert not calls and set(vars(watched)) == {"awake", "_between_steps"}

@@ -21,7 +21,7 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from playwright.sync_api import sync_playwright  # noqa: E402
 
-from nerfkit.viewer.geometry import rotation_of, viewpoint  # noqa: E402
+from nerfkit.viewer.frames import rotation_of, viewpoint  # noqa: E402
 from tests.viewing import served, small_run, wait_for  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the viewer draws when, with a clock that stands still but for the work."""
+"""The viewer without a browser: what it draws when, by a clock that only work moves; options; whom it answers."""
 
-import threading
+import importlib
+import sys
 from typing import NamedTuple
 
 import pytest
 
+from nerfkit import config
+from nerfkit.commands import train, view
+from nerfkit.commands.options import train_options
+from nerfkit.errors import ConfigError, UserError
 from nerfkit.viewer.engine import FINE, FULL, MOVING, STILL_AFTER, Engine, Request
 from nerfkit.viewer.pacing import CHUNK_SECONDS, SMALLEST_CHUNK, Resolution, Sharing
+from nerfkit.viewer.page import import_viser, own_names, policy, refusal
+from tests.processes import run_main
 
 
 class Look(NamedTuple):
@@ -121,7 +128,7 @@ def test_no_chunk_takes_longer_than_eight_milliseconds():
     assert slow.engine.chunk.rays == SMALLEST_CHUNK
 
 
-@pytest.mark.parametrize("per_chunk", [0.002, 0.006, 0.009])
+@pytest.mark.parametrize("per_chunk", [0.002, 0.009])
 def test_what_a_chunk_costs_anyway_does_not_make_chunks_smaller(per_chunk):
     """As on a GPU, whose first chunks wait for libraries: pictures become as large as they may."""
     world = World(per_ray=1e-8, per_chunk=0.2)
@@ -133,18 +140,6 @@ def test_what_a_chunk_costs_anyway_does_not_make_chunks_smaller(per_chunk):
         world.ask(camera=i, size=(1280, 720))
         (drawn,) = world.until_drawn()
     assert drawn.size == (1280, 720) and max(world.chunks[-20:]) <= max(CHUNK_SECONDS, 2.2 * per_chunk)
-
-
-@pytest.mark.parametrize("per_chunk", [0.009, 0.02])
-def test_the_rest_of_a_picture_does_not_make_chunks_smaller(per_chunk):
-    """Where a chunk costs more than it should anyway, whatever its rays."""
-    world = World(per_ray=1e-8, per_chunk=per_chunk)
-    for i in range(80):
-        if i == 40:
-            world.chunks.clear()
-        world.ask(camera=i, size=(200, 200))
-        world.until_drawn()
-    assert len(world.chunks) <= 1.3 * 40
 
 
 @pytest.mark.parametrize("overhead", [0.0, 0.02])
@@ -168,30 +163,6 @@ def test_small_pictures_do_not_make_pictures_smaller():
     for _ in range(100):
         resolution.add(100 * 80, 0.03, 0.004, is_full=False)
     assert resolution.scale(640 * 480, 1 / 15) == first
-
-
-def test_scales_are_eighths_from_a_fifth_to_one_and_do_not_flicker():
-    seen = set()
-    for seconds in [10 ** (-4 + i / 20) for i in range(80)]:
-        resolution = Resolution()
-        resolution.add(2**17, 2**17 * 1e-6, 0.0, is_full=True)
-        seen.add(resolution.scale(640 * 480, seconds))
-    assert seen == {0.2, *(i / 8 for i in range(2, 9))}
-    resolution, scales = Resolution(), set()
-    for i in range(50):
-        resolution.add(2**17, 2**17 * 1e-6 * (1.02 if i % 2 else 0.98), 0.0, is_full=False)
-        if i > 5:
-            scales.add(resolution.scale(640 * 480, 0.077))  # a side of 0.5, in the mean
-    assert len(scales) == 1
-
-
-def test_a_picture_that_is_full_while_moving_is_not_drawn_twice():
-    world = World(per_ray=1e-8)
-    world.ask()
-    world.run(1)
-    world.ask(camera="b")
-    world.run(1)
-    assert [drawn.stage for drawn in world.drawn[-2:]] == [MOVING, FINE] and world.drawn[-2].size == (640, 480)
 
 
 def test_who_moves_comes_before_who_rests_and_clients_take_turns():
@@ -276,15 +247,6 @@ def test_a_full_picture_may_be_limited():
     assert world.drawn[-2].stage == FULL and world.drawn[-2].size == (365, 274)  # a side of sqrt(0.1 s / 0.307 s)
 
 
-def test_a_request_ends_a_wait():
-    engine = World().engine
-    thread = threading.Timer(0.05, lambda: engine.request(0, Request("a", (4, 4))))
-    thread.start()
-    engine.wait(30)
-    assert engine.clients
-    thread.join()
-
-
 def trained(sharing: Sharing, frame: float, step: float, seconds: float, is_awaited: bool) -> float:
     """Share of the time that drawing gets, where frames are due all the time."""
     now = drawing = 0.0
@@ -298,11 +260,12 @@ def trained(sharing: Sharing, frame: float, step: float, seconds: float, is_awai
     return drawing / now
 
 
-@pytest.mark.parametrize("picture, step", [(0.03, 0.003), (1.5, 0.02), (0.01, 0.2)])
-def test_a_client_that_only_looks_on_costs_what_it_may(picture, step):
+@pytest.mark.parametrize("picture, step", [(0.03, 0.003), (1.5, 0.02)])
+def test_a_client_that_only_looks_on_costs_what_it_may_and_one_that_moves_half_of_the_time(picture, step):
     sharing = Sharing()
     share = trained(sharing, picture, step, 300.0, is_awaited=False)
     assert 0.5 * (1 - sharing.training) < share < 1.1 * (1 - sharing.training) < 0.05
+    assert trained(Sharing(), 0.06, 0.003, 60.0, is_awaited=True) == pytest.approx(0.5, abs=0.03)
 
 
 def test_a_job_has_half_of_what_pictures_would_have_and_saves_up_little():
@@ -314,5 +277,73 @@ def test_a_job_has_half_of_what_pictures_would_have_and_saves_up_little():
     assert sharing.job_credit == pytest.approx(0.25), "else the training would stop for seconds"
 
 
-def test_a_camera_that_moves_gets_half_of_the_time():
-    assert trained(Sharing(), 0.06, 0.003, 60.0, is_awaited=True) == pytest.approx(0.5, abs=0.03)
+# ---- options, a missing package, and whose requests are answered
+
+LOCAL = own_names("127.0.0.1")
+
+
+def test_a_flag_alone_turns_it_on_and_it_is_not_kept_with_the_run():
+    assert not train_options([]).viewer.on
+    options = train_options(["--viewer", "--viewer.port", "0", "--viewer.host", "0.0.0.0"])
+    assert options.viewer.on and options.viewer.port == 0 and options.viewer.host == "0.0.0.0"
+    assert "viewer" not in config.to_dict(options)
+
+
+def test_a_port_out_of_range_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="viewer.port"):
+        train_options(["--viewer.port", "70000"])
+    with pytest.raises(ConfigError, match="viewer.port"):
+        run_main(view, str(tmp_path), "--viewer.port", "70000")
+
+
+def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "viser", None)
+    for command in (
+        import_viser,
+        lambda: run_main(view, str(tmp_path)),
+        lambda: run_main(train, "--config", "cpu", "--data.path", str(tmp_path), "--viewer"),
+    ):
+        with pytest.raises(UserError, match=r"viser.*pip install .nerfkit\[viewer\]"):
+            command()
+
+
+def test_the_package_is_not_imported_without_a_viewer(monkeypatch):
+    monkeypatch.setitem(sys.modules, "viser", None)
+    for name in [name for name in sys.modules if name.startswith(("nerfkit.commands", "nerfkit.viewer"))]:
+        monkeypatch.delitem(sys.modules, name)
+    assert importlib.import_module("nerfkit.commands.train") is not train
+    assert importlib.import_module("nerfkit.commands.view") is not view
+
+
+ALLOWED = [  # Host, Origin
+    ("LOCALHOST:8080", "http://localhost:8080"),
+    ("localhost:9000", "http://localhost:9000"),  # through ssh -L 9000:localhost:8080
+    ("[::1]:8080", "http://[::1]:8080"),
+    ("192.168.1.5:8080", None),
+    ("localhost", "https://localhost"),  # behind a proxy
+]
+REFUSED = [  # all of Host, all of Origin
+    (["evil.example:8080"], ["http://evil.example:8080"]),  # its name leads here: DNS rebinding
+    (["127.0.0.1.evil.example"], []),
+    (["localhost:8080"], ["http://evil.example"]),  # a page of a foreign site
+    (["localhost:8080"], ["http://localhost:8081"]),  # of another server on this computer
+    (["localhost:8080"], ["null"]),
+    (["localhost:8080"], ["http://localhost:8080", "http://evil.example"]),
+    (["user@localhost:8080"], []),
+    (["localhost:8080", "evil.example"], []),
+    ([], []),
+]
+
+
+def test_its_own_page_is_answered_and_others_are_refused():
+    for host, origin in ALLOWED:
+        assert refusal([host], [origin] if origin else [], LOCAL) is None, host
+    for hosts, origins in REFUSED:
+        assert refusal(hosts, origins, LOCAL), (hosts, origins)
+    assert "gpu7" in refusal(["gpu7:8080"], [], LOCAL)
+    assert refusal(["gpu7:8080"], [], own_names("127.0.0.1", ("GPU7",))) is None  # --viewer.names
+
+
+def test_the_page_loads_nothing_from_elsewhere():
+    text = policy("localhost:8080")
+    assert "default-src 'self'" in text and "ws://localhost:8080" in text and "http:" not in text and "*" not in text

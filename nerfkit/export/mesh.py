@@ -18,7 +18,7 @@ from nerfkit.errors import UserError
 from nerfkit.export.fields import DensityField, DepthField
 from nerfkit.export.grid import BLOCK, Grid, Piece, joined, piece_of_block
 from nerfkit.export.images import linear
-from nerfkit.export.views import Seen, View, Views
+from nerfkit.export.views import Seen, Views
 from nerfkit.export.writing import Work, optional, oriented_columns, ply_bytes
 
 FORMATS = ("ply", "glb")
@@ -54,7 +54,6 @@ class Mesh:
         return Mesh(self.vertices[used], number[self.faces[faces]], self.normals[used], self.colors[used])
 
     def in_files(self, frame: Frame | None) -> Mesh:
-        """The mesh in the frame of the scene's files."""
         if frame is None:
             return self
         normals = frame.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)
@@ -123,13 +122,7 @@ class Occluder:
         cell\, (BEHIND + 2\, COVERS \tan\theta)
 
     behind the nearest, with theta between its normal and the way to the camera. Of two parallel sheets the farther one
-    is hidden if they are 2.3 cells apart, under whatever angle.
-
-    Args:
-        surface: S points on it, about a cell apart.
-        cell: in the unit of distances.
-        focal: [] pixels.
-        size: width and height of the image, pixels.
+    is hidden if they are 2.3 cells apart, under whatever angle. `surface` has S points, about a `cell` apart.
     """
 
     def __init__(self, surface: Seen, cell: float, focal: Tensor, size: tuple[int, int]):
@@ -182,7 +175,9 @@ def _seen_colors(mesh: Mesh, views: Views, cell: float, device: torch.device) ->
     best = torch.zeros(len(vertices), BEST)  # scores of the best cameras, on the CPU
     colors = torch.zeros(len(vertices), BEST, 3, dtype=torch.uint8)
     for view in tqdm(views, total=len(views), desc="colors", unit="view", dynamic_ncols=True):
-        occluder = _occluder(view, (*vertices.split(CHUNK), *middles.split(CHUNK)), cell, device)
+        parts = [view.see(chunk.to(device)) for chunk in (*vertices.split(CHUNK), *middles.split(CHUNK))]
+        surface = Seen(*(torch.cat(values) for values in zip(*parts, strict=True)))
+        occluder = Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))
         chunks = (x.split(CHUNK) for x in (vertices, normals, best, colors))
         for points, normal, best_here, colors_here in zip(*chunks, strict=True):
             points, normal = points.to(device), normal.to(device)
@@ -200,13 +195,6 @@ def _seen_colors(mesh: Mesh, views: Views, cell: float, device: torch.device) ->
     taken = (best > 0).float()  # [V, BEST]
     mean = (colors.float() * taken[..., None]).sum(1) / taken.sum(1, keepdim=True).clamp(min=1)
     return (best > 0).any(dim=1).numpy(), (mean + 0.5).to(torch.uint8).numpy()
-
-
-def _occluder(view: View, chunks: tuple[Tensor, ...], cell: float, device: torch.device) -> Occluder:
-    """A surface, some points of which are in each chunk, as it hides itself from a view."""
-    parts = [view.see(chunk.to(device)) for chunk in chunks]
-    surface = Seen(*(torch.cat(values) for values in zip(*parts, strict=True)))
-    return Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))
 
 
 def by_most_neighbours(faces: np.ndarray, seen: np.ndarray) -> np.ndarray:

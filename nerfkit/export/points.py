@@ -49,7 +49,6 @@ class PointCloud:
         return PointCloud(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     def in_files(self, frame: Frame | None) -> PointCloud:
-        """The points in the frame of the scene's files."""
         if frame is None:
             return self
         normals = frame.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -45,7 +45,6 @@ def optional(module: str, what: str) -> ModuleType:
 
 
 def formats_of(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of formats with commas between."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in known]
     if unknown or not names:
@@ -161,11 +160,8 @@ class Work:
         """The arrays of a part: as an earlier attempt left them, or else made now and kept."""
         file = f"{name}.npz"
         if self.folder.owns(file):
-            try:
-                with np.load(self.folder.path / file, allow_pickle=False) as arrays:
-                    return dict(arrays)
-            except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-                pass  # damaged: it is made again
+            with np.load(self.folder.path / file, allow_pickle=False) as arrays:
+                return dict(arrays)
         content, arrays = BytesIO(), make()
         np.savez(content, **arrays)
         self.folder.write(file, content.getvalue())
@@ -176,10 +172,8 @@ class Work:
         self.folder.clear()
         self.folder.unlock()
         (self.folder.path / MARKER).unlink(missing_ok=True)
-        try:
+        with suppress(OSError):  # a file of the user's is in it
             self.folder.path.rmdir()
-        except OSError as error:
-            raise RunError(f"cannot delete the folder {shown(self.folder.path)}: {error.strerror}") from None
 
 
 def ply_bytes(vertices: Arrays, faces: np.ndarray | None = None) -> bytes:
@@ -202,7 +196,6 @@ def columns(names: str, values: np.ndarray, kind: str) -> Arrays:
 
 
 def oriented_columns(positions: np.ndarray, normals: np.ndarray, colors: np.ndarray) -> Arrays:
-    """Positions, normals [V, 3] and colors [V, 3] uint8."""
     return {
         **columns("x y z", positions, "<f8" if needs_double(positions) else "<f4"),
         **columns("nx ny nz", normals, "<f4"),

@@ -44,10 +44,6 @@ from nerfkit.reading import shown
 
 ELEVATION = 25.0  # degrees, of an orbit
 PATH_KEY = "camera_path"
-KNOWN = {  # keys of nerfstudio's file that are used, or only serve its editor
-    PATH_KEY, "camera_type", "render_width", "render_height", "default_fov", "default_transition_sec", "keyframes",
-    "fps", "seconds", "is_cycle", "smoothness_value",
-}  # fmt: skip
 FOV_LIMITS = (0.1, 179.0)  # degrees
 NERFSTUDIO_FPS = 24  # of a file of nerfstudio's that is written
 MAX_KEYFRAMES = 500
@@ -150,8 +146,8 @@ def _of_nerfstudio(
     kind = content.get("camera_type", "perspective")
     if kind != "perspective":
         raise SceneError(f"{where}: camera_type {kind!r:.40} cannot be rendered, only perspective")
-    if unused := sorted(key for key in set(content) - KNOWN if content[key] is not None):  # an empty crop is none
-        warnings.warn(f"{where}: keys that are not used: {shown(', '.join(unused))}", stacklevel=2)
+    if content.get("crop") is not None:
+        warnings.warn(f"{where}: its crop is not used, only that of the run folder", stacklevel=2)
     if own_size is None and ("render_width" in content or "render_height" in content):
         stated = {"w": content.get("render_width"), "h": content.get("render_height")}
         own_size = size_of(stated, f"{where}: render_width and render_height as w and h")
@@ -207,7 +203,6 @@ class CameraPath:
 
     @property
     def seconds(self) -> float:
-        """Duration of the whole path."""
         return sum(key.seconds for key in (self.keyframes if self.loop else self.keyframes[:-1]))
 
     @property
@@ -239,7 +234,6 @@ class CameraPath:
         return pinholes(poses, fovs, self.size)
 
     def to_json(self, frame: Frame | None) -> str:
-        """The content of its file."""
         cameras = self.cameras()
         listed = []
         for key in self.keyframes:

@@ -25,11 +25,9 @@ Job = Generator[None, None, None]  # yields after each slice of work
 
 
 class Request(NamedTuple):
-    """What one client wants to see."""
-
     camera: Any  # of the frame, for `start`
     size: tuple[int, int]  # width and height of the full frame [pixels]
-    look: Any = None  # what is drawn: `look.output` names what costs alike
+    look: Any  # what is drawn: `look.output` names what costs alike
 
 
 class PendingFrame(Protocol):
@@ -43,8 +41,6 @@ class PendingFrame(Protocol):
 
 
 class NextFrame(NamedTuple):
-    """The frame that is due."""
-
     is_awaited: bool  # by somebody who has moved; others only show what has changed since
     seconds: float  # that it will take; 0 if unknown
 
@@ -61,8 +57,6 @@ class _Client:
 
 @dataclass
 class _Drawing:
-    """A frame that is half drawn."""
-
     client: _Client
     request: Request
     stage: int
@@ -74,7 +68,6 @@ class _Drawing:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether its client wants nothing newer."""
         return self.client.request is self.request
 
 
@@ -120,7 +113,6 @@ class Engine:
         self.wake()
 
     def forget(self, client: int) -> None:
-        """A client has gone."""
         with self._lock:
             self.clients.pop(client, None)
         self.wake()
@@ -154,7 +146,6 @@ class Engine:
                     client.stage, client.again = FULL, True
 
     def next(self) -> NextFrame | None:
-        """The next frame; None if none is due."""
         client = self._choose()
         if client is None:
             return None
@@ -179,7 +170,10 @@ class Engine:
             return self.step_job()
         try:
             if drawing.frame is None:
-                self._begin(drawing)
+                began, request = self.clock(), drawing.request
+                width, height, drawing.scale = self._size(request, drawing.stage)
+                drawing.frame = self.start(request.camera, width, height, request.look)
+                drawing.overhead = self.clock() - began
             self._render_chunk(drawing)
             if drawing.rays_done == drawing.frame.n_rays:
                 self._finish(drawing)
@@ -196,7 +190,6 @@ class Engine:
         return self._drawing is None
 
     def step_job(self) -> bool:
-        """Do a slice of the first job; False if there is none."""
         if not self.jobs:
             return False
         job = self.jobs[0]
@@ -224,10 +217,9 @@ class Engine:
         return min(due, key=lambda client: (client.stage, client.drawn_at), default=None)
 
     def _resolution(self, request: Request) -> Resolution:
-        return self.resolutions.setdefault(getattr(request.look, "output", None), Resolution())
+        return self.resolutions.setdefault(request.look.output, Resolution())
 
     def _size(self, request: Request, stage: int) -> tuple[int, int, float]:
-        """Width, height and scale of a frame."""
         (width, height), resolution = request.size, self._resolution(request)
         if stage == FINE:
             return 2 * width, 2 * height, 2.0
@@ -237,12 +229,6 @@ class Engine:
         else:
             scale = resolution.scale(width * height, self.frame_seconds)
         return max(round(width * scale), 1), max(round(height * scale), 1), scale
-
-    def _begin(self, drawing: _Drawing) -> None:
-        began = self.clock()
-        width, height, drawing.scale = self._size(drawing.request, drawing.stage)
-        drawing.frame = self.start(drawing.request.camera, width, height, drawing.request.look)
-        drawing.overhead = self.clock() - began
 
     def _render_chunk(self, drawing: _Drawing) -> None:
         start, end = drawing.rays_done, min(drawing.rays_done + self.chunk.rays, drawing.frame.n_rays)

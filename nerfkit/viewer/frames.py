@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scene, a camera and a look -> a frame, rendered in chunks of rays; everything stays on the model's device."""
+"""A scene, a camera of the browser and a look -> a frame, rendered in chunks of rays on the model's device.
+
+The browser's cameras have OpenCV axes (x right, y down, z forward), the model's OpenGL axes (y up, looking down -z).
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.crop import Crop
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.model.cropping import cropped
 from nerfkit.rendering.image_renderer import MAX_CHUNK, ImageRenderer
 from nerfkit.rendering.images import colorize, preview
-from nerfkit.viewer.geometry import Viewpoint
+from nerfkit.rendering.paths import pinholes
 from nerfkit.viewer.scene import ViewerScene
 
 COMPARING = "error"  # the output that needs training images
@@ -29,12 +34,70 @@ SPLIT_LINE = (1.0, 0.8, 0.1)
 FOREGROUND = 0.5  # opacity above which a pixel has a depth
 QUANTILES = (0.02, 0.98)  # of the depths, ends of an automatic range
 MAX_SORTED = 2**16  # depths that quantiles are taken of
+FLIP = np.array([1.0, -1.0, -1.0])  # of the columns of a rotation, between the two kinds of axes
+
+
+class Viewpoint(NamedTuple):
+    """A pinhole camera in the middle of its frame."""
+
+    pose: tuple[float, ...]  # [12] camera-to-world, rows of [3, 4], OpenGL axes, model's frame
+    fov: float  # vertical [radians]
+
+    @classmethod
+    def of(cls, pose: np.ndarray, fov: float) -> Viewpoint:
+        return cls(tuple(pose.flatten().tolist()), float(fov))
+
+    @property
+    def matrix(self) -> np.ndarray:
+        return np.array(self.pose).reshape(3, 4)
+
+    def cameras(self, width: int, height: int) -> Cameras:
+        return pinholes([self.matrix], [self.fov], (width, height))
+
+
+def rotation_of(wxyz: Any) -> np.ndarray:
+    """Rotation [3, 3] of a quaternion [4], of any length."""
+    from viser.transforms import SO3
+
+    return SO3(np.asarray(wxyz, dtype=np.float64)).as_matrix()
+
+
+def quaternion_of(rotation: np.ndarray) -> np.ndarray:
+    """Quaternion [4], w first, of a rotation [3, 3]."""
+    from viser.transforms import SO3
+
+    return SO3.from_matrix(np.asarray(rotation, dtype=np.float64)).wxyz
+
+
+def viewpoint(wxyz: Any, position: Any, fov: float) -> Viewpoint:
+    """The model's view of a camera in the browser."""
+    return Viewpoint.of(np.column_stack([rotation_of(wxyz) * FLIP, position]), fov)
+
+
+def in_browser(pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Quaternion [4] and position [3] in the browser of a pose [3, 4] of the model's."""
+    return quaternion_of(pose[:, :3] * FLIP), np.array(pose[:, 3])
+
+
+def vertical_fov(cameras: Cameras, view: int) -> float:
+    """Vertical field of view of a camera without its distortion [radians]."""
+    return 2 * math.atan(cameras.size(view)[1] / 2 / float(cameras.focal[view, 1]))
+
+
+def nearest_view(pose: np.ndarray, poses: np.ndarray, scale: float) -> tuple[int, float, float]:
+    """The pose of [V, 3, 4] nearest to one [3, 4]: its number, its distance, and the angle [degrees] between both.
+
+    A distance of `scale` counts as much as 60 degrees.
+    """
+    distance = np.linalg.norm(poses[:, :, 3] - pose[:, 3], axis=-1)  # [V]
+    cosine = (np.einsum("vij,ij->v", poses[:, :, :3], pose[:, :3]) - 1) / 2
+    angle = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
+    view = int(np.argmin(distance / max(scale, 1e-9) + angle / 60))
+    return view, float(distance[view]), float(angle[view])
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is drawn of a scene."""
-
     output: str = "color"  # of OUTPUTS
     colormap: str = "turbo"  # of depth, samples and error
     depth_range: tuple[float, float] | None = None  # ends of the colormap [model units]; None: of the frame's depths
@@ -67,7 +130,6 @@ class ModelFrame:
 
     @torch.no_grad()
     def finish(self) -> np.ndarray:
-        """The image, [H, W, 3] uint8."""
         look, (width, height) = self.look, self.size
         values = {name: value.unflatten(0, (height, width)) for name, value in self.values.items()}
         image = self._image(values)  # [H, W, 3]
@@ -83,7 +145,6 @@ class ModelFrame:
         return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).cpu().numpy()
 
     def _image(self, values: dict[str, Tensor]) -> Tensor:
-        """The output of the look, in colors."""
         output, colormap = OUTPUTS[self.look.output], self.look.colormap
         if output == "samples":
             return colorize(values["samples"], 0.0, max(float(values["samples"].max()), 1.0), colormap)

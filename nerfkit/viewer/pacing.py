@@ -97,7 +97,6 @@ class Resolution:
 
 
 def _averaged(before: float | None, value: float) -> float:
-    """An exponential average; the first value is taken as it is."""
     return value if before is None else before + WEIGHT * (value - before)
 
 
@@ -125,11 +124,9 @@ class Sharing:
         self.turn -= seconds
 
     def has_budget(self, is_awaited: bool, seconds: float) -> bool:
-        """Whether a frame that takes `seconds` is drawn now."""
         return self.turn <= 0 if is_awaited else self.credit >= seconds
 
     def add_time(self, is_awaited: bool, seconds: float) -> None:
-        """A frame took `seconds`."""
         if is_awaited:
             self.turn = min(seconds, LONGEST_TURN)
         else:

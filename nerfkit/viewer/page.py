@@ -70,8 +70,6 @@ def refusal(hosts: Sequence[str], origins: Sequence[str], names: frozenset[str])
         return "there must be one Host header with a name or an address"
     if not ADDRESS.fullmatch(found[1]) and found[1].lower() not in names:
         return f"{found[1]} is not a name of this server; allow it with --viewer.names {found[1]}"
-    if len(origins) > 1:
-        return "there must be one Origin header at most"
     for origin in origins:
         scheme, _, authority = origin.partition("://")
         if scheme not in ("http", "https") or authority.lower() != hosts[0].lower():
@@ -118,15 +116,11 @@ class Page:
         viser = import_viser()
         self._socket = bound(options.host, options.port)
         self.port: int = self._socket.getsockname()[1]
-        try:
-            with _quiet(), _guarded(self._socket, own_names(options.host, options.names)) as served:
-                self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
-            if served != [True]:  # viser has changed: nothing would be checked
-                self.server.stop()
-                raise UserError(f"viser {viser.__version__} is not one that the viewer knows; {INSTALL}")
-        except BaseException:
-            self._socket.close()
-            raise
+        with _quiet(), _guarded(self._socket, own_names(options.host, options.names)) as served:
+            self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
+        if served != [True]:  # viser has changed: nothing would be checked
+            self.server.stop()
+            raise UserError(f"viser {viser.__version__} is not one that the viewer knows; {INSTALL}")
         from viser import _messages
 
         for message in (_messages.ShareUrlRequest, _messages.ShareUrlDisconnect):  # of a tunnel by a foreign host
@@ -137,7 +131,6 @@ class Page:
 
     @property
     def address(self) -> str:
-        """What to type into a browser on this computer."""
         host = self.options.host
         return f"http://{'localhost' if host in (*LOCAL, '0.0.0.0', '::') else host}:{self.port}"
 
@@ -152,7 +145,6 @@ class Page:
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """Free the port, end all threads."""
         loop = self.server.get_event_loop()
         with suppress(RuntimeError):  # it has been stopped before
             for connection in list(self.server._websock_server._live_connections.values()):

@@ -76,7 +76,6 @@ class ViewerScene:
 
     @property
     def box(self) -> np.ndarray:
-        """[2, 3], of the model."""
         return np.array(self.config.data.box).reshape(2, 3)
 
     @property

@@ -13,8 +13,7 @@ import numpy as np
 from nerfkit.crop import Crop
 from nerfkit.errors import UserError
 from nerfkit.viewer.engine import Engine, Request
-from nerfkit.viewer.frames import COMPARING, Look
-from nerfkit.viewer.geometry import Viewpoint, in_browser, nearest_view, vertical_fov, viewpoint
+from nerfkit.viewer.frames import COMPARING, Look, Viewpoint, in_browser, nearest_view, vertical_fov, viewpoint
 from nerfkit.viewer.pacing import Sharing
 from nerfkit.viewer.scene import ViewerScene
 
@@ -28,8 +27,6 @@ STATUS_SECONDS = 0.4  # between two texts
 
 @dataclass
 class State:
-    """Shared by all sessions and panels."""
-
     scene: ViewerScene
     engine: Engine
     later: Callable[[Callable[[], None]], None]  # has something done by the thread that renders
@@ -66,8 +63,6 @@ class State:
 
 
 class Session:
-    """A browser that is connected."""
-
     def __init__(self, client: viser.ClientHandle, state: State):
         self.client, self.state = client, state
         self.look, self.max_side = Look(), state.max_side  # of a frame [pixels]
@@ -91,7 +86,6 @@ class Session:
         return max(round(width * scale), 1), max(round(height * scale), 1)
 
     def ask(self) -> None:
-        """Request the frame that it should show now."""
         here, scene, engine = self.viewpoint(), self.state.scene, self.state.engine
         look = replace(self.look, crop=self.state.crop)
         self.nearest = nearest_view(here.matrix, scene.cameras.camera_to_world.numpy(), scene.size)
@@ -125,7 +119,6 @@ class Session:
             camera.position, camera.wxyz, camera.fov = position, wxyz, fov
 
     def reset(self) -> None:
-        """Move its camera to where it started."""
         initial, camera, self.at_view = self.state.initial_camera, self.client.camera, None
         with self.client.atomic():
             camera.up_direction, camera.position = initial.up, initial.position
@@ -135,7 +128,6 @@ class Session:
         self.client.camera.up_direction = np.array(self.state.scene.up)
 
     def show(self, image: np.ndarray, quality: int) -> None:
-        """Show a frame [H, W, 3] uint8."""
         self.client.scene.set_background_image(image, format="jpeg", jpeg_quality=quality)
         now = time.perf_counter()
         self._times = [t for t in self._times if now - t < 1] + [now]

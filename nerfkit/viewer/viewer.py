@@ -41,8 +41,6 @@ MOVING_SHARE = 0.5  # of wall time for drawing, while a camera moves beside a tr
 
 
 class Viewer:
-    """Shows a scene in browsers."""
-
     def __init__(self, scene: ViewerScene, page: Page):
         self.scene, self.page = scene, page
         self.engine = Engine(partial(ModelFrame, scene), self._deliver, self._failed)
@@ -65,7 +63,6 @@ class Viewer:
         self.engine.wake()
 
     def serve(self, should_stop: Callable[[], bool]) -> None:
-        """Draw what is asked for until `should_stop`."""
         while not should_stop():
             self.work_or_wait()
         self.drop_jobs()
@@ -130,7 +127,6 @@ class Viewer:
             print(f"viewer: {text}", file=sys.stderr)
 
     def _set_limits(self, trains: bool) -> None:
-        """What frames may cost, beside a training or alone."""
         engine, seconds = self.engine, FRAME_SECONDS[self.scene.background.device.type]
         engine.frame_seconds = seconds * MOVING_SHARE if trains else seconds
         engine.full_seconds, engine.fine = (LONGEST_FRAME, False) if trains else (math.inf, True)
@@ -153,7 +149,6 @@ class TrainingViewer(Viewer):
         self._left_at = time.perf_counter()  # end of the last call
 
     def attach(self, trainer: Trainer) -> None:
-        """Draw what `trainer` trains, between its steps."""
         self.state.training = trainer
         self._set_limits(trains=True)
         trainer.on_step.append(self.after_step)
@@ -178,7 +173,6 @@ class TrainingViewer(Viewer):
             self.scene.cameras = trainer.adjustments.cameras(trainer.cameras).to("cpu")
 
     def after_step(self, trainer: Trainer) -> None:
-        """Called after each training step."""
         if not self.awake:
             return
         try:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Panels:
-    """All panels of a page."""
-
     def __init__(self, server: viser.ViserServer, state: State):
         tabs = server.gui.add_tab_group()
         self.view = tabs.add_tab("View")

@@ -18,10 +18,9 @@ import torch
 from nerfkit.errors import UserError
 from nerfkit.reading import typed
 from nerfkit.rendering.images import probe_video, video_writer
-from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, MAX_KEYFRAMES, CameraPath, Keyframe, read_camera_path
+from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.training.run.files import PATHS
-from nerfkit.viewer.frames import COMPARING, Look, ModelFrame
-from nerfkit.viewer.geometry import Viewpoint, in_browser
+from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
@@ -33,7 +32,6 @@ COLOR, CHOSEN = (230, 120, 20), (220, 30, 30)
 CURVE_POINTS = 200
 PREVIEW_SECONDS = 1 / 30  # between two cameras of a preview
 NONE, NOTHING = "none", "no file"
-MAX_UPLOAD = 2**26  # bytes
 VIDEO = "nerfkit.mp4"
 
 
@@ -55,7 +53,6 @@ class PathPanel:
         self.fill()
 
     def tick(self, now: float) -> None:
-        """Move the camera of a preview."""
         self.video.tick()
         if self.playing is None or now - self._shown_at < PREVIEW_SECONDS:
             return
@@ -75,7 +72,6 @@ class PathPanel:
         self.fill()
 
     def fill(self) -> None:
-        """Show the path in the fields and in the scene."""
         keys, chosen = self.path.keyframes, self.chosen
         self.which.options = tuple(map(str, range(len(keys)))) or (NONE,)
         self.which.value = NONE if chosen is None else str(chosen)
@@ -136,13 +132,11 @@ class PathPanel:
 
     def _add(self, session: Session) -> None:
         keys, here = self.path.keyframes, session.viewpoint()
-        if len(keys) < MAX_KEYFRAMES:
-            at = len(keys) if self.chosen is None else self.chosen + 1
-            keys.insert(at, Keyframe(here.matrix, here.fov))
-            self.choose(at)
+        at = len(keys) if self.chosen is None else self.chosen + 1
+        keys.insert(at, Keyframe(here.matrix, here.fov))
+        self.choose(at)
 
     def _act(self, action: str, session: Session) -> None:
-        """Do something with the keyframe that is chosen."""
         keys, at, here = self.path.keyframes, self.chosen, session.viewpoint()
         if at is None:
             return
@@ -231,8 +225,6 @@ class PathFiles:
         self._read(self.state.scene.folder.path / PATHS / self.listed.value)
 
     def _upload(self, session: Session, content: bytes) -> None:
-        if len(content) > MAX_UPLOAD:
-            raise UserError(f"the file has {len(content)} bytes, more than {MAX_UPLOAD}")
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "uploaded.json"
             file.write_bytes(content)
@@ -244,7 +236,6 @@ class PathFiles:
         panel.choose(0 if panel.path.keyframes else None)
 
     def _command(self, session: Session) -> None:
-        """Show the command that renders what a client sees."""
         here = session.viewpoint()
         file = self.keep("view", CameraPath([Keyframe(here.matrix, here.fov)], fps=1, size=session.size()))
         command = typed("nerfkit", "render", self.state.scene.folder.path, "--path", file)
@@ -274,7 +265,6 @@ class VideoControls:
         state.on(lambda session: state.later(self._stop), self.cancel.on_click)
 
     def tick(self) -> None:
-        """End the video of a client that has left."""
         if self.client is not None and self.client not in self.state.sessions:
             self._stop()
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from nerfkit.crop import CROP, Crop, read_crop, write_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.images import to_uint8
-from nerfkit.viewer.geometry import in_browser, vertical_fov
+from nerfkit.viewer.frames import in_browser, vertical_fov
 from nerfkit.viewer.session import Session, State
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ class CropPanel:
         state.on(lambda session: self._set(self.box), whole.on_click)
 
     def tick(self, now: float) -> None:
-        """Save the crop when it has rested."""
         if self._changed_at is None or now - self._changed_at < SAVE_SECONDS:
             return
         self._changed_at, folder = None, self.state.scene.folder

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,6 @@ import torch
 from nerfkit.viewer.frames import COLORMAPS, COMPARING, OUTPUTS
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 if TYPE_CHECKING:
     import viser
@@ -130,7 +126,6 @@ class RunPanel:
             self._plot()
 
     def _progress(self) -> str:
-        """How far training is."""
         state, trainer = self.state, self.state.training
         line = next((line for line in reversed(state.scene.history) if "loss" in line), {})
         step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
@@ -162,6 +157,4 @@ def memory_in_use(device: torch.device) -> str:
     """Memory of torch on a GPU, or of the process."""
     if device.type == "cuda":
         return f"{torch.cuda.memory_allocated(device) / 2**30:.2f} GB on {device}"
-    if resource is None:
-        return "unknown"
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GB at most"
