@@ -15,14 +15,10 @@ from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
 from nerfkit.commands import inspect, render, train
 from nerfkit.data.load import load_scene
-from nerfkit.errors import ConfigError, RunError, SceneError
+from nerfkit.errors import ConfigError, RunError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import BOX, LEFT, PINHOLE, WIDE, call, colmap_in, masks_in, poses
 from tests.processes import run_main
-
-
-def inspect_of(*arguments) -> int:
-    return run_main(inspect, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +38,12 @@ def run_of_capture(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_a_run_has_the_frames_box_and_range(run_of_capture):
-    run = load_run(run_of_capture, "cpu")
-    scene = load_scene(str(run_of_capture.parent / "scene"))
+def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypatch, capsys):
+    """Even if another would be found now."""
+    run, scene = load_run(run_of_capture, "cpu"), load_scene(str(run_of_capture.parent / "scene"))
     assert run.config.data.box == pytest.approx(scene.frame.box.ravel().tolist(), abs=1e-6)
     assert run.config.sampling.near == pytest.approx(scene.frame.near)
-    assert len(run.cameras("train")) == 17 and len(run.cameras("test")) == 3
     torch.testing.assert_close(run.cameras("train").camera_to_world, scene.split("train").cameras.camera_to_world)
-
-
-def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypatch, capsys):
-    """Even if another would be found now: the cameras are the same to the last bit."""
     before = (run_of_capture / "scene.json").read_text()
     score = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
     monkeypatch.setattr("nerfkit.data.assemble.find_frame", lambda *_, **__: pytest.fail("a frame was looked for"))
@@ -87,16 +78,16 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
 
 
 def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
+    """All around an orbit, else between the test views."""
     few = ("--frames", 2, "--size", 20, 16)
     call(render, run_of_capture, *few)
     frames = [np.asarray(Image.open(run_of_capture / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
-    assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any(), "all around"
+    assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any()
     scene = json.loads((run_of_capture / "scene.json").read_text())
     around = scene["splits"]["train"]["frames"]
     turn = np.diag([-1.0, 1, -1, 1])
-    outwards = [frame | {"transform_matrix": (frame["transform_matrix"] @ turn).tolist()} for frame in around]
     for name, frames in {
-        "all around, but looking outwards": outwards,
+        "outwards": [frame | {"transform_matrix": (frame["transform_matrix"] @ turn).tolist()} for frame in around],
         "from one side": [frame for frame in around if frame["transform_matrix"][0][3] > 0],
     }.items():
         scene["splits"]["train"]["frames"] = frames
@@ -115,17 +106,6 @@ def test_a_box_is_meant_in_the_files_own_frame(run_of_capture, tmp_path):
     np.testing.assert_allclose(run.cameras("train").camera_to_world.numpy(), wanted, atol=1e-6)
 
 
-def test_what_was_found_is_printed(run_of_capture, tmp_path, capsys):
-    scene = colmap_in(tmp_path / "scene", [PINHOLE] * 20)
-    (scene / "images" / "r_03.png").unlink()
-    options = run_of_capture.parent / "options.toml"
-    call(train, "--config", options, "--data.path", scene, "--out", tmp_path / "run", "--eval.after_training", "false")
-    printed = capsys.readouterr().out
-    assert_names(printed, "colmap", "19 of 20", "r_03.png", "every 8th")
-    frame = load_scene(str(scene)).frame
-    assert frame.notes and all(str(note) in printed for note in frame.notes)
-
-
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
     scene = colmap_in(tmp_path / "scene", [PINHOLE, WIDE] * 10)
     masks_in(scene, ~LEFT)
@@ -135,15 +115,15 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
     (scene / "images" / "r_03.png").unlink()
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    assert inspect_of(scene) == 1
+    assert run_main(inspect, scene) == 1
     printed = capsys.readouterr().out
     assert_names(printed, "colmap", "20 listed", "1 missing", "r_03.png", "PINHOLE", "OPENCV_FISHEYE", "38.5%")
     assert sorted(tmp_path.rglob("*")) == before, "it only prints"
-    assert inspect_of(scene, "--out", tmp_path / "out", "--data.downscale", 2) == 1
+    assert run_main(inspect, scene, "--out", tmp_path / "out", "--data.downscale", 2) == 1
     written = (tmp_path / "out" / "inspect.txt").read_text()
     assert written.strip() in capsys.readouterr().out and "13x11" in written and "data.downscale 2" in written
     assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
-    assert inspect_of(scene, "--out", tmp_path / "out", "--data.box", *BOX) == 1  # again
+    assert run_main(inspect, scene, "--out", tmp_path / "out", "--data.box", *BOX) == 1  # again
     assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in BOX)
 
 
@@ -151,8 +131,6 @@ def test_inspect_says_what_training_would(tmp_path):
     scene = colmap_in(tmp_path / "scene", [PINHOLE] * 5)
     with raises_naming(RunError, scene):
         run_main(inspect, str(scene), "--out", str(scene))
-    with raises_naming(SceneError, "'ply'", "colmap"):
-        run_main(inspect, str(scene), "--data.format", "ply")
     for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
         with raises_naming(ConfigError, f"data.{option}"):
             run_main(inspect, str(scene), f"--data.{option}", *values)
@@ -161,9 +139,9 @@ def test_inspect_says_what_training_would(tmp_path):
 def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
     """Unlike training: this is when its page is wanted."""
     scene = colmap_in(tmp_path, [PINHOLE] * 20)
-    assert inspect_of(scene) == 0
+    assert run_main(inspect, scene) == 0
     assert "ready to train" in capsys.readouterr().out
     for index in range(15):
         (scene / "images" / f"r_{index:02d}.png").unlink()
-    assert inspect_of(scene) == 1
+    assert run_main(inspect, scene) == 1
     assert_names(capsys.readouterr().out, "15 of 20", "more than half", "train: 5 (r_15.png", "no test images")

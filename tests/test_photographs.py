@@ -46,9 +46,12 @@ def registers(monkeypatch) -> list[int]:
         if not counts:
             raise KeyboardInterrupt
         images = [SimpleNamespace(name=photo.name, has_pose=True) for photo in found[: counts.pop()]]
-        numbers = {"num_points3D": lambda: 9, "compute_mean_reprojection_error": lambda: 0.5}
-        write = lambda place: write_model(place, capture_in(place / "made", [PINHOLE] * 3))  # noqa: E731
-        return SimpleNamespace(images=dict(enumerate(images)), write=write, **numbers)
+        return SimpleNamespace(
+            images=dict(enumerate(images)),
+            write=lambda place: write_model(place, capture_in(place / "made", [PINHOLE] * 3)),
+            num_points3D=lambda: 9,
+            compute_mean_reprojection_error=lambda: 0.5,
+        )
 
     monkeypatch.setattr("nerfkit.data.sfm.largest_model", largest_model)
     return counts
