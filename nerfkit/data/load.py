@@ -16,7 +16,7 @@ from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
-from nerfkit.data.sfm import solve, video_frames
+from nerfkit.data.sfm import VIDEOS, solve
 from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError
 from nerfkit.reading import native_name, shown, why_missing
@@ -33,8 +33,7 @@ def scene_of(config: Config, frame: Frame | None = None, report: Callable[[str],
     """
     data = config.data
     capture = load_capture(data.path, data.format, data.sfm, report, seeks_points=frame is None)
-    is_unbounded = config.sampling.kind == "contracted"
-    scene = assemble(capture, data.downscale, data.box, frame, data.masks == "cutout", is_unbounded)
+    scene = assemble(capture, data, frame, unbounded=config.sampling.kind == "contracted")
     return replace(scene.with_fewer(data.max_views), source=data)
 
 
@@ -63,11 +62,7 @@ def load_scene(
 
 
 def load_capture(
-    path: str,
-    format: str = "auto",
-    sfm: str = "",
-    report: Callable[[str], None] = print,
-    seeks_points: bool = True,
+    path: str, format: str = "auto", sfm: str = "", report: Callable[[str], None] = print, seeks_points: bool = True
 ) -> Capture:
     """What a reader finds at `path`, and its image files; `report` gets the progress of finding poses.
 
@@ -77,7 +72,7 @@ def load_capture(
     if not path:
         raise SceneError("no scene given: nerfkit train SCENE, or data.path, takes the folder of a scene")
     folder = _path(path, "data.path")
-    if not os.path.isdir(folder) and not (os.path.isfile(folder) and video_frames.is_video(folder)):
+    if not os.path.isdir(folder) and not (os.path.isfile(folder) and folder.suffix.lower() in VIDEOS):
         what = f"is not a folder, nor a video; is the folder {shown(folder.parent)} meant?"
         raise SceneError(f"data.path: {shown(folder)} {what if os.path.lexists(folder) else why_missing(folder)}")
     if format not in ("auto", *readers.READERS):

@@ -63,15 +63,22 @@ class Evidence:
 
     def describe(self) -> list[str]:
         """What there is, in lines of text."""
-        lines = [self.rig.describe()]
-        if self.points is not None and not len(self.depths):
-            lines.append(f"points: {len(self.points.positions)}, none of them in front of a training image")
-        elif self.points is not None:
-            low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME))
-            lines.append(
-                f"points: {len(self.points.positions)}, depths in training images 0.1 % {low:.4g}, 50 % {middle:.4g}, "
-                f"99.9 % {high:.4g}"
+        rig, focus = self.rig, "no focus point, for the axes are parallel"
+        if rig.focus is not None:
+            focus = (
+                f"focus point (nearest to the optical axes) {vector_text(rig.focus)}, {rig.distance:.4g} away, "
+                f"missed by {rig.miss:.2f} of that"
             )
+        lines = [
+            f"cameras: {len(rig.poses)}, baseline (largest distance from their mean position) {rig.baseline:.4g}, "
+            f"{rig.along:.0%} of it along the mean viewing direction, {focus}"
+        ]
+        if self.points is not None:
+            depths = "none of them in front of a training image"
+            if len(self.depths):
+                low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME))
+                depths = f"depths in training images 0.1 % {low:.4g}, 50 % {middle:.4g}, 99.9 % {high:.4g}"
+            lines.append(f"points: {len(self.points.positions)}, {depths}")
         if len(self.bounds):
             lines.append(f"bounds of training images: {self.bounds[:, 0].min():.4g} to {self.bounds[:, 1].max():.4g}")
         return lines
@@ -82,7 +89,7 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
 
     Poses that leave something open are no error: a note says what was assumed.
     """
-    evidence = gather(capture, set(training or ()))
+    evidence = _gather(capture, set(training or ()))
     kind, why = _kind(evidence, has_alpha)
     up = find_up(evidence.rig) if capture.up is None else Found(unit(capture.up), "given")
     center = _center(evidence, kind)
@@ -107,12 +114,11 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
     return _with_extent(frame, evidence, lines)
 
 
-def gather(capture: Capture, names: set[str]) -> Evidence:
+def _gather(capture: Capture, names: set[str]) -> Evidence:
     """What there is to look at; `names` are those of the training images."""
     images, points = capture.images, capture.points
     used = np.array([not names or image.name in names for image in images])
-    tangents_of = {lens: half_tangents(lens) for lens in {image.lens for image in images}}
-    tangents = np.array([tangents_of[image.lens] for image in images])
+    tangents = np.array([half_tangents(image.lens) for image in images])
     rig = measure(np.array([image.camera_to_world for image in images], dtype=np.float64))
     points = points if points is not None and len(points.positions) else None
     depths = np.zeros(0) if points is None else observed_depths(rig.poses, points, used, tangents)
