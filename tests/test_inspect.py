@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nerfkit.commands.inspect import FEW_IMAGES, MAX_CAMERAS, MAX_LENSES, Inspection, OnDisk, draw
 from nerfkit.data.cameras.cameras import MAX_DIRECTIONS
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.inspect import FEW_IMAGES, MAX_CAMERAS, MAX_LENSES, Inspection, OnDisk, draw
 from nerfkit.data.notes import Note, notes_of
 from nerfkit.data.scene_transform.find_frame import find_frame
 from nerfkit.data.scene_transform.frame import identity_frame
@@ -55,7 +55,7 @@ def test_the_page_says_what_was_found():
     found[3] = found[9] = None
     text = page(capture, found)
     assert_names(text, "toy", "colmap", "sparse/1 of 2 was read", RULE, "white is ignored", "25.0%")
-    assert_names(text, "40 listed", "38 exist", "2 missing", "images/0003.jpg, images/0009.jpg", "38 of 50x40")
+    assert_names(text, "40 listed", "38 exist", "2 missing", "images/0003.jpg, images/0009.jpg", "sizes: 50x40")
     assert_names(text, "OPENCV 100x80", "58 x 47 degrees", "fy 91 cx 50 cy 40 k1 0.01 k2 -0.02 p1 0 p2 0: 20 images")
     assert_names(text, "OPENCV_FISHEYE 100x80", "k4 0: 20 images", "kind walk-through", "test: 5 (images/0000.jpg")
     assert all(note.text in text for note in find_frame(capture).notes)
@@ -120,8 +120,8 @@ def test_drawing(name: str):
     capture = HARD[name]
     splits = splits_of(capture) if name == "usual" else {"$_": [capture.images[0].name]}
     for frame in (find_frame(capture), identity_frame(np.array([[-1e6] * 3, [1e6] * 3]), up=(0, 1, 0))):
-        with Image.open(io.BytesIO(draw(capture, frame, splits, 900, 400))) as image:
-            assert (image.format, image.size) == ("PNG", (900, 400))
+        with Image.open(io.BytesIO(draw(capture, frame, splits))) as image:
+            assert (image.format, image.size) == ("PNG", (1500, 600))
             pixels = np.asarray(image.convert("RGB")).astype(int)
         for third in np.split(pixels, 3, axis=1):
             assert (third < 200).any(-1).sum() > 300
