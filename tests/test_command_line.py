@@ -12,10 +12,9 @@ import pytest
 
 from nerfkit import __version__
 from nerfkit import config as config_module
-from nerfkit.commands import COMMANDS, SHELLS
+from nerfkit.commands import COMMANDS, SHELLS, StopSignals
 from nerfkit.commands.completion import script
 from nerfkit.commands.options import parse, train_options
-from nerfkit.commands.signals import StopSignals
 from nerfkit.errors import ConfigError
 from tests.naming import assert_names, raises_naming
 from tests.processes import ROOT, call_process

@@ -301,7 +301,5 @@ def first_look(arguments: list[str]) -> argparse.Namespace:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="*", action="extend")
     first.add_argument("--resume", default="")
-    first.add_argument("--device", default="auto")
     first.add_argument("--data.path", nargs="?", dest="data_path")
-    first.add_argument("-h", "--help", action="store_true")
     return first.parse_known_args(arguments)[0]
