@@ -11,7 +11,7 @@ import pytest
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.scene_transform import find_frame as frames
-from nerfkit.data.scene_transform.frame import KINDS, Frame, identity_frame
+from nerfkit.data.scene_transform.frame import Frame, identity_frame
 from nerfkit.errors import RunError, SceneError
 from tests.naming import raises_naming
 from tests.rigs import KIND_OF, RIGS, cloud, grid, look_at, moved, ring, similarity
@@ -38,7 +38,7 @@ def check_sane(frame: Frame) -> None:
     assert np.abs(frame.rotation @ frame.rotation.T - np.eye(3)).max() < 1e-12
     assert np.linalg.det(frame.rotation) > 0
     assert frame.scale > 0 and 0 < frame.near < frame.far and (frame.box[0] < frame.box[1]).all()
-    assert frame.kind in KINDS and not any("nan" in text or "\n" in text for _, text in frame.notes)
+    assert not any("nan" in text or "\n" in text for _, text in frame.notes)
     words = ("kind", "up", "center", "radius", "near", "far", "box")
     assert all(any(text.startswith(word) for _, text in frame.notes) for word in words)
 
@@ -112,13 +112,11 @@ EDITS = {
 
 def test_bad_json():
     content = find_frame(RIGS["ring"]).to_json()
-    for key, values in EDITS.items():
-        without = {name: value for name, value in content.items() if name != key}
-        for broken in (without, *(content | {key: value} for value in values)):
-            with raises_naming(RunError, f"'{key}'", "run.json"):
-                Frame.from_json(broken, "run.json")
-    with pytest.raises(RunError, match="object"):
-        Frame.from_json([], "run.json")
+    without = {name: value for name, value in content.items() if name != "up"}
+    edits = [(key, content | {key: value}) for key, values in EDITS.items() for value in values]
+    for key, broken in (*edits, ("up", without), ("object", [])):
+        with raises_naming(RunError, key, "run.json"):
+            Frame.from_json(broken, "run.json")
 
 
 def test_identity_changes_no_bit():

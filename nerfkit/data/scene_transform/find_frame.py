@@ -183,21 +183,17 @@ def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:
     """Rows east, north, up [3, 3]: north is where the cameras look, or the longer side of the ground they cover."""
     mean = rig.directions.mean(0)
     flat = mean - up * (mean @ up)
-    if np.linalg.norm(flat) > 0.3:
-        return _axes(np.cross(flat, up), up)
     offsets = rig.positions - rig.mean_position
     offsets = offsets - np.outer(offsets @ up, up)
     values, vectors = np.linalg.eigh(offsets.T @ offsets)
-    if rig.baseline > 0 and values[1] < 0.5 * values[2]:
+    if np.linalg.norm(flat) > 0.3:
+        east = np.cross(flat, up)
+    elif rig.baseline > 0 and values[1] < 0.5 * values[2]:
         along = offsets @ vectors[:, 2]
         start = along[np.argmax(np.abs(along) > 1e-3 * rig.baseline)]  # the first camera that is not in the middle
-        return _axes(vectors[:, 2] * (-1.0 if start > 0 else 1.0), up)
-    axis = next(rig.poses[0, :, k] for k in range(2) if abs(rig.poses[0, :, k] @ up) < 0.87)  # right, else up
-    return _axes(axis, up)
-
-
-def _axes(east: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """A rotation [3, 3] of determinant 1 with rows near `east` (made orthogonal), north, `up`."""
+        east = vectors[:, 2] * (-1.0 if start > 0 else 1.0)
+    else:
+        east = next(rig.poses[0, :, k] for k in range(2) if abs(rig.poses[0, :, k] @ up) < 0.87)  # right, else up
     east = unit(east - up * (east @ up))
     return np.stack([east, np.cross(up, east), up])
 
