@@ -21,7 +21,7 @@ from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.notes import as_warnings, notes_of
 from nerfkit.data.scene import Scene, Views
-from nerfkit.data.scene_transform.doubts import check_met, doubts_of_box, doubts_of_cameras
+from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras
 from nerfkit.data.scene_transform.find_frame import find_frame
 from nerfkit.data.scene_transform.frame import Frame, identity_frame
 from nerfkit.errors import SceneError
@@ -134,8 +134,6 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
     if frame is None:
-        if data.box is not None and not unbounded:
-            check_met(capture, splits["train"], np.reshape(data.box, (2, 3)))
         training = [image.name for image in splits["train"]]
         has_alpha = any(header.has_alpha for header in headers.values())
         frame = scene_frame(capture, training, has_alpha or cutout, data.box, unbounded)

@@ -18,7 +18,6 @@ from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.scene_transform.frame import Frame, corner_text, vector_text
 from nerfkit.data.scene_transform.rig import Rig, evenly, half_tangents, measure, seen_by
-from nerfkit.errors import SceneError
 from nerfkit.ops.march import box_span
 from nerfkit.reading import shown
 
@@ -135,12 +134,6 @@ def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarra
     else:
         name = f"the default box of {capture.format} scenes"
     return [f"{name} {corner_text(box)}: {', '.join(parts)}; {advice}"]
-
-
-def check_met(capture: Capture, images: Sequence[PosedImage], box: np.ndarray) -> None:
-    """Raise SceneError if next to no ray of the training `images` meets the `box` [2, 3]."""
-    if share_of_rays(images, box) < NEXT_TO_NONE:
-        raise SceneError(*doubts_of_box(capture, images, box))
 
 
 def share_of_rays(images: Sequence[PosedImage], box: np.ndarray) -> float:
