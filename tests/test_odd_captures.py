@@ -186,6 +186,6 @@ def test_no_test_views(tmp_path: Path, capsys):
     folder = write_capture(tmp_path / "few", ring(10))
     assert run_main(train, *SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")) == 0
     said = capsys.readouterr().out
-    assert_names(said, "scoring", "none", "no test views", "not scored")
+    assert_names(said, "scoring", "none", "no test views")
     assert run_main(inspect, str(folder)) == 1
     assert_names(capsys.readouterr().out, "10 training images are few", "no test images")

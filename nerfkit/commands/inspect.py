@@ -88,7 +88,10 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     has_alpha = [file.has_alpha for file in found if file is not None]
     frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
-    doubts = some_of(broken) or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
+    doubts, others = list(broken.values())[:3], [shown(name, 60) for name in list(broken)[3:]]
+    if others:
+        doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
+    doubts = doubts or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
     notes = []
     if cutout:
         notes.append(CUT_OUT)
@@ -102,12 +105,6 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     capture = replace(capture, notes=notes_of(*capture.notes, *notes))
     inspection = Inspection(capture, frame, found, splits, rule, [*broken])
     return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
-
-
-def some_of(broken: dict[str, str]) -> list[str]:
-    """The first problems of images that cannot be read, by their names, and the names of all others."""
-    lines, others = list(broken.values()), [shown(name, 60) for name in list(broken)[3:]]
-    return lines[:3] + ([f"and {len(others)} more images that cannot be read: {', '.join(others)}"] if others else [])
 
 
 def look_at(

@@ -223,19 +223,14 @@ def check_sizes(config: ResolvedConfig, device: torch.device) -> None:
 def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] | None:
     """Scores of the trained model on held-out views, if that is enabled and there are some."""
     config, split = trainer.config, trainer.config.eval.split
-    if not config.eval.after_training:
-        return None
-    if split not in scene.views:
-        print(f"not scored: the scene has no {split} views, only {', '.join(scene.views)}")
+    if not config.eval.after_training or split not in scene.views:
         return None
     state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
-    n_views = len(scene.split(split).cameras)
-    print(f"scoring {n_views} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
+    views = scene.split(split)
+    print(f"scoring {len(views.files)} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
     trainer.model.eval()
     try:
-        metrics = evaluate(
-            trainer.model, config, scene.split(split), state, folder, trainer.device, "", trainer.processes
-        )
+        metrics = evaluate(trainer.model, config, views, state, folder, trainer.device, "", trainer.processes)
     except KeyboardInterrupt:
         if trainer.processes.is_first:
             command = as_typed("eval", folder.path, *own_module(config))
@@ -319,12 +314,9 @@ def decisions(config: ResolvedConfig, verbose: bool) -> list[tuple[str, str]]:
 
 
 def how_it_runs(trainer: Trainer) -> str:
-    """Whether a step is a CUDA graph, and what determinism costs."""
+    """Whether a step is a CUDA graph, and deterministic."""
     silent = trainer.model.silent_modules if trainer.device.type == "cuda" else ()
     why = f": {', '.join(silent)} does not say in `ops` which ops of nerfkit it calls" if silent else ""
     recorded = "a step is one CUDA graph" if trainer.training_step.static_shapes else f"a step runs op by op{why}"
-    if not trainer.config.trainer.deterministic:
-        return recorded
-    on_cpu = trainer.device.type == "cpu"
-    price = "which costs nothing on a CPU" if on_cpu else "for which a step takes about 1.2 times as long"
-    return f"{recorded}; deterministic: the same bits from the same seed, {price}"
+    same = "; deterministic: the same bits from the same seed"
+    return recorded + (same if trainer.config.trainer.deterministic else "")

@@ -117,19 +117,14 @@ def _check_photographs(folder: Path) -> None:
     except OSError:
         entries = files = []
     if not any(file.suffix.lower() in SUFFIXES for file in files):
-        raise SceneError(f"data.path: {_why_unknown(folder, entries)}")
+        if kinds := Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in OTHERS):
+            listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+            what = f"images that are not read ({listed}); convert them to JPEG or PNG"
+            raise SceneError(f"data.path: {shown(place)} holds {what}")
+        expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
+        expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
+        raise SceneError(f"data.path: no known scene format in {shown(folder)} ({expected})")
     folder = folder.resolve()
     if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
         scene = shown(folder.parent)
         raise SceneError(f"data.path: {shown(folder)} holds the images of the scene {scene}; give that folder")
-
-
-def _why_unknown(folder: Path, entries: list[Path]) -> str:
-    """Why there is nothing to read: images of kinds that are not read, such as HEIC, or what else would be needed."""
-    if kinds := Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in OTHERS):
-        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        place = shown(image_folder(folder))
-        return f"{place} holds images that are not read ({listed}); convert them to JPEG or PNG"
-    expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
-    expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
-    return f"no known scene format in {shown(folder)} ({expected})"
