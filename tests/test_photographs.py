@@ -90,7 +90,6 @@ def test_what_is_matched_with_what():
     walk = [f"img_{number}.jpg" for number in range(1000)]
     assert len(choose_pairs(walk[:120], False)) == 120 * 119 / 2
     assert (0, 512) in choose_pairs(walk, False) and len(choose_pairs(walk, False)) < 17_000
-    assert len(choose_pairs(walk[:100], True)) < 1_600
     assert len(choose_pairs([f"{n * 977:x}.jpg" for n in range(300)], False)) == 300 * 299 / 2, "in no order"
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
-import os
 import shutil
 import warnings
 from dataclasses import replace
@@ -14,7 +13,6 @@ from nerfkit.config import Config, DataConfig
 from nerfkit.data.load import load_scene, scene_of
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
-from tests.processes import call_process
 from tests.toy_scene import HEIGHT, WIDTH, change, trace, write_scene
 
 
@@ -108,18 +106,6 @@ def test_names_are_unique(scene_folder):
     change(scene_folder, lambda c: c["frames"][0].update(file_path="other/R_3"))
     views = load_scene(str(scene_folder)).split("train")
     assert views.names[:4] == ["0000_R_3", "0001_r_1", "0002_r_2", "0003_r_3"]
-
-
-@pytest.mark.slow
-def test_names_with_umlauts_in_any_locale(scene_folder):
-    (scene_folder / "train").rename(scene_folder / "Übung")
-    change(scene_folder, lambda c: [f.update(file_path=f["file_path"].replace("train", "Übung")) for f in c["frames"]])
-    content = json.loads((scene_folder / "transforms_train.json").read_text())
-    (scene_folder / "transforms_train.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    folder = scene_folder.rename(scene_folder.with_name("Szene ä"))
-    code = "import sys; from nerfkit.data.load import load_scene; load_scene(sys.argv[1]).split('train').load()"
-    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    call_process("-c", code, folder, env=environment)
 
 
 def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
