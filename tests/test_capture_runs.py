@@ -80,10 +80,21 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
 def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
     """All around an orbit, else between the test views."""
     few = ("--frames", 2, "--size", 20, 16)
-    call(render, run_of_capture, *few)
-    frames = [np.asarray(Image.open(run_of_capture / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
+    place = Path(shutil.copytree(run_of_capture, tmp_path / "place"))
+    scene = json.loads((place / "scene.json").read_text())
+    scene["frame"]["kind"] = "inward"
+    (place / "scene.json").write_text(json.dumps(scene))
+    call(render, place, *few)
+    frames = [np.asarray(Image.open(place / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
     assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any()
-    scene = json.loads((run_of_capture / "scene.json").read_text())
+    seen, path = load_run(place, "cpu"), place / "render" / "orbit" / "path.json"
+    flown = [frame["transform_matrix"] for frame in json.loads(path.read_text())["frames"]]
+    middle = np.reshape(seen.config.data.box, (2, 3)).mean(0)
+    elevations = []
+    for eyes in (seen.frame.to_model(np.array(flown)[:, :3]), seen.cameras("train").camera_to_world.numpy()):
+        offsets = eyes[:, :, 3] - middle
+        elevations.append(np.arcsin(offsets @ seen.scene.up / np.linalg.norm(offsets, axis=1)).mean())
+    assert elevations[0] == pytest.approx(elevations[1], abs=1e-3), "as high as the views are"
     around = scene["splits"]["train"]["frames"]
     turn = np.diag([-1.0, 1, -1, 1])
     for name, frames in {
