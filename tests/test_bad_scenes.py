@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from nerfkit.data.load import load_scene
@@ -34,11 +33,6 @@ def matrix(row: int, column: int, value):
     return lambda content: content["frames"][0]["transform_matrix"][row].__setitem__(column, value)
 
 
-def frames_with(value):
-    """An edit that puts a value in the place of frame 1."""
-    return lambda content: content["frames"].__setitem__(1, value)
-
-
 EYE = np.eye(4)
 TRANSPOSED = EYE.copy()
 TRANSPOSED[3, :3] = 1, 2, 3
@@ -53,49 +47,27 @@ def load(folder: str | Path, **options) -> None:
 
 EDITS = {  # a change of the file, and what the error has to name
     "no_frames_key": (lambda c: c.pop("frames"), FILE, "frames", "missing"),
-    "zero_views": (everywhere(frames=[]), FILE, "frames"),
-    "frames_null": (everywhere(frames=None), FILE, "frames"),
-    "frame_null": (frames_with(None), FILE, "frame 1", "None"),
+    "frame_null": (lambda c: c["frames"].__setitem__(1, None), FILE, "frame 1", "None"),
     "no_file_path": (lambda c: c["frames"][0].pop("file_path"), *FRAME, "file_path", "missing"),
     "file_path_number": (frame(file_path=5), *FRAME, "file_path", "5"),
-    "file_path_empty": (frame(file_path=""), *FRAME, "file_path", "''"),
-    "file_path_root": (frame(file_path="/"), "folder"),
-    "file_path_nul": (frame(file_path="train/r_0\0"), *FRAME, "r_0\\x00"),
     "file_path_device": (frame(file_path="/dev/zero"), "/dev/zero", "device"),
-    "file_path_passwords": (frame(file_path="/etc/passwd"), "/etc/passwd", "PNG"),
     "no_matrix": (lambda c: c["frames"][0].pop("transform_matrix"), *FRAME, "transform_matrix", "missing"),
-    "matrix_null": (frame(transform_matrix=None), *FRAME, "transform_matrix", "None"),
     "matrix_empty": (frame(transform_matrix=[]), *FRAME, "transform_matrix", "0 rows"),
-    "matrix_2x2": (frame(transform_matrix=[[1, 0], [0, 1]]), *FRAME, "transform_matrix", "[2, 2]"),
     "matrix_ragged": (lambda c: c["frames"][0]["transform_matrix"][1].pop(), *FRAME, "transform_matrix", "4, 3, 4, 4"),
     "value_text": (matrix(0, 3, "1.5"), *FRAME, "transform_matrix", "'1.5'"),
-    "value_true": (matrix(3, 3, True), *FRAME, "transform_matrix", "True"),
     "value_nan": (matrix(0, 3, float("nan")), *FRAME, "transform_matrix", "nan"),
-    "value_1e300": (matrix(1, 3, 1e300), *FRAME, "transform_matrix", "1e+300"),
-    "value_10_to_400": (matrix(1, 3, 10**400), FILE, "401 digits"),
     "transposed": (frame(transform_matrix=TRANSPOSED.tolist()), *FRAME, "1.0, 2.0, 3.0", "transposed"),
-    "w_of_2": (frame(transform_matrix=np.diag([1.0, 1, 1, 2]).tolist()), *FRAME, "0.0, 2.0"),
     "mirrored": (frame(transform_matrix=np.diag([1.0, 1, -1, 1]).tolist()), *FRAME, "determinant -1", "mirrored"),
     "scaled": (frame(transform_matrix=np.diag([2.0, 2, 2, 1]).tolist()), *FRAME, "determinant 8", "scaled"),
-    "skewed": (frame(transform_matrix=(EYE + np.eye(4, k=1) * [1, 1, 1, 0]).tolist()), *FRAME, "orthogonal"),
     "no_intrinsics": (lambda c: c.pop("camera_angle_x"), *FRAME, "intrinsics", "missing", "camera_angle_x"),
-    "only_fl_y": (frame(fl_y=30.0), *FRAME, "intrinsics", "missing"),
     "focal_negative": (everywhere(fl_x=-5.0), *FRAME, "fl_x", "-5.0"),
-    "focal_1e8": (everywhere(fl_x=1e8), *FRAME, "focal length", "1e+08"),
     "angle_zero": (everywhere(camera_angle_x=0), *FRAME, "camera_angle_x", "0"),
-    "center_infinite": (frame(cx=float("inf")), *FRAME, "cx", "inf"),
     "center_outside": (everywhere(fl_x=1111.0, cx=400.0, cy=400.0), *FRAME, "principal point", "(400, 400)", "26x22"),
     "width_zero": (everywhere(w=0, h=22), *FRAME, "'w'", "0"),
-    "width_alone": (everywhere(w=26), *FRAME, "'h'", "None"),
-    "width_of_a_frame_alone": (lambda c: (c.update(w=26, h=22), frame(w=26)(c)), *FRAME, "'h'", "None"),
     "another_shape": (everywhere(w=100, h=22), "r_0.png", "100x22", "26x22"),
-    "another_shape_slightly": (everywhere(w=800, h=733), "r_0.png", "800x733", "26x22"),
     "distorted_too_much": (everywhere(k1=-3.0), "OPENCV", "-3"),
-    "distorted_high": (frame(k6=1e-4, p2=-0.1), *FRAME, "k6", "undistort"),
     "model_unknown": (everywhere(camera_model="SPHERE"), *FRAME, "camera_model", "'SPHERE'"),
     "mask": (frame(mask_path="m.png"), *FRAME, "mask_path", "alpha"),
-    "angle_of_another_focal": (lambda c: c.update(fl_x=30.0), *FRAME, "fl_x", "30", "camera_angle_x"),
-    "angle_of_another_axis": (frame(fl_x=30.0, camera_angle_y=0.2), *FRAME, "fl_y", "camera_angle_y", "109"),
     "one_image_twice": (frame(file_path="train/../train/r_1.png"), *FRAME, "frame 1", "r_1.png"),
 }
 
@@ -107,20 +79,14 @@ def test_bad_transforms(scene_folder, name: str):
     check_refused(load, scene_folder, *named)
 
 
-TEXTS = {
-    "cut_short": (b"{", "JSON"),
-    "null": (b"null", "frames"),
-    "nested": (b'{"frames": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested"),
-    "nested_so_that_it_loads": (b'{"frames": [' + b"[" * 900 + b"]" * 900 + b"]}", "frame 0"),
-    "utf_16": ('{"frames": []}'.encode("utf-16"), "UTF-8"),
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_bad_json(scene_folder, name: str):
-    content, *named = TEXTS[name]
-    (scene_folder / FILE).write_bytes(content)
-    check_refused(load, scene_folder, FILE, *named)
+def test_bad_json(scene_folder):
+    for content, named in (
+        (b"{", "JSON"),
+        (b'{"frames": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested"),
+        ('{"frames": []}'.encode("utf-16"), "UTF-8"),
+    ):
+        (scene_folder / FILE).write_bytes(content)
+        check_refused(load, scene_folder, FILE, named)
 
 
 def test_a_pipe_instead_of_a_file(scene_folder):
@@ -154,7 +120,7 @@ def test_image_of_another_size(scene_folder):
     check_refused(load, scene_folder, "r_4.png", "30x22", "26x22")
 
 
-@pytest.mark.parametrize("name", ["n" * 5000, "a\nb", "./train/r_99", "/nowhere/r_0.png"])
+@pytest.mark.parametrize("name", ["n" * 5000, "a\nb", "./train/r_99"])
 def test_a_missing_image_is_left_out_and_said(scene_folder, name: str):
     change(scene_folder, frame(file_path=name))
     scene = load_scene(str(scene_folder))
@@ -168,9 +134,7 @@ def test_most_images_are_missing(scene_folder):
     for index in range(8):
         (scene_folder / "train" / f"r_{index}.png").unlink()
     check_refused(load, scene_folder, "data.path", "6 of 14", "8", "train/r_0")
-    change(scene_folder, lambda c: c["frames"].pop(0))  # then 6 of 13
-    check_refused(load, scene_folder, "6 of 13")
-    change(scene_folder, lambda c: c["frames"].pop(0))  # 6 of 12 are half
+    change(scene_folder, lambda c: c["frames"].__delitem__(slice(0, 2)))  # 6 of 12 are half
     assert len(load_scene(str(scene_folder)).split("train").cameras) == 4
     for file in (scene_folder / "train").iterdir():
         file.unlink()
@@ -178,10 +142,9 @@ def test_most_images_are_missing(scene_folder):
     check_refused(load, scene_folder, "no training views")
 
 
-@pytest.mark.parametrize("downscale", [float("nan"), 0, -2, 5e-324, 1e-4, float("inf"), 100])
+@pytest.mark.parametrize("downscale", [float("nan"), 0, -2, 1e-4, 100])
 def test_bad_downscale(toy_scene, downscale: float):
-    message = check_refused(partial(load, downscale=downscale), toy_scene, "data.downscale")
-    assert any(text in message for text in (str(downscale), f"{downscale:g}"))
+    check_refused(partial(load, downscale=downscale), toy_scene, "data.downscale", f"{downscale:g}")
 
 
 def test_bad_paths(tmp_path, toy_scene):
@@ -201,47 +164,36 @@ def test_bad_paths(tmp_path, toy_scene):
         load_scene(str(toy_scene)).split("val")
 
 
-def outcome(folder: Path) -> bool:
+def is_loaded(folder: Path) -> bool:
     """Whether the scene loads; only a SceneError of one line may come of it else."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
-            scene = load_scene(str(folder))
-            assert scene.split("train").load(lambda text: None).pixels.dtype == torch.uint8
-            assert scene.split("train").cameras.camera_to_world.isfinite().all()
+            load(folder)
         except SceneError as error:
             assert str(error).isprintable(), repr(str(error))
             return False
         return True
 
 
-def test_mutated_transforms(tmp_path):
-    folder = write_scene(tmp_path, size=(6, 5), counts={"train": 2})
-    file, generator = folder / "transforms_train.json", np.random.default_rng(0)
+def test_mutated_transforms_and_images(tmp_path):
+    folder, generator = write_scene(tmp_path, size=(6, 5), counts={"train": 2}), np.random.default_rng(0)
+    file, picture, loaded = folder / FILE, folder / "train" / "r_1.png", set()
     text = json.dumps(json.loads(file.read_text()) | {"w": 6, "h": 5, "cx": 3, "cy": 2, "k1": 0}).encode()
-    loaded = set()
     for trial in range(150):
         content = json.loads(text)
         with_another_value(content, generator)
         file.write_bytes(mutated(text, generator) if trial % 2 else json.dumps(content).encode())
-        loaded.add(outcome(folder))
+        loaded.add(is_loaded(folder))
     assert loaded == {True, False}, "both happen among them"
-
-
-def test_mutated_images(tmp_path):
-    folder = write_scene(tmp_path, size=(6, 5), counts={"train": 2})
-    file, generator = folder / "train" / "r_1.png", np.random.default_rng(0)
-    image = Image.open(file).copy()
-    files = []
+    file.write_bytes(text)
+    image, tags, files, loaded = Image.open(picture).copy(), Image.Exif(), [], set()
+    tags[274] = 1
     for format in ("PNG", "JPEG", "WEBP"):
-        tags = Image.Exif()
-        tags[274] = 1
         (image.convert("RGB") if format == "JPEG" else image).save(tmp_path / "saved", format, exif=tags)
         files.append((tmp_path / "saved").read_bytes())
-    loaded = set()
     for trial in range(150):
-        file.write_bytes(mutated(files[trial % 3], generator))
-        loaded.add(outcome(folder))
+        picture.write_bytes(mutated(files[trial % 3], generator))
+        loaded.add(is_loaded(folder))
     assert loaded == {True, False}, "both happen among them"
 
 
@@ -249,7 +201,3 @@ def test_a_folder_of_no_format_says_what_each_needs(tmp_path):
     message = check_refused(load, tmp_path, "transforms_train.json")
     for name in ("nerf_synthetic", "transforms.json", "colmap", "sparse/0", "llff", "poses_bounds.npy"):
         assert name in message
-    for name in ("transforms.json", "poses_bounds.npy", "sparse"):
-        (tmp_path / name).mkdir()
-        check_refused(load, tmp_path, name)
-        (tmp_path / name).rmdir()

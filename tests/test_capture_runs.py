@@ -60,17 +60,12 @@ def run_of_capture(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_a_run_has_the_frames_box_and_range(run_of_capture):
-    run = load_run(run_of_capture, "cpu")
-    scene = load_scene(str(run_of_capture.parent / "scene"))
+def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypatch, capsys):
+    """Even if another would be found now."""
+    run, scene = load_run(run_of_capture, "cpu"), load_scene(str(run_of_capture.parent / "scene"))
     assert run.config.data.box == pytest.approx(scene.frame.box.ravel().tolist(), abs=1e-6)
     assert run.config.sampling.near == pytest.approx(scene.frame.near)
-    assert len(run.cameras("train")) == 17 and len(run.cameras("test")) == 3
     torch.testing.assert_close(run.cameras("train").camera_to_world, scene.split("train").cameras.camera_to_world)
-
-
-def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypatch, capsys):
-    """Even if another would be found now: the cameras are the same to the last bit."""
     before = (run_of_capture / "scene.json").read_text()
     score = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
     monkeypatch.setattr("nerfkit.data.assemble.find_frame", lambda *_, **__: pytest.fail("a frame was looked for"))
@@ -105,16 +100,27 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
 
 
 def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
+    """All around an orbit, else between the test views."""
     few = ("--frames", 2, "--size", 20, 16)
-    call(render, run_of_capture, *few)
-    frames = [np.asarray(Image.open(run_of_capture / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
-    assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any(), "all around"
-    scene = json.loads((run_of_capture / "scene.json").read_text())
+    place = Path(shutil.copytree(run_of_capture, tmp_path / "place"))
+    scene = json.loads((place / "scene.json").read_text())
+    scene["frame"]["kind"] = "inward"
+    (place / "scene.json").write_text(json.dumps(scene))
+    call(render, place, *few)
+    frames = [np.asarray(Image.open(place / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
+    assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any()
+    seen, path = load_run(place, "cpu"), place / "render" / "orbit" / "path.json"
+    flown = [frame["transform_matrix"] for frame in json.loads(path.read_text())["frames"]]
+    middle = np.reshape(seen.config.data.box, (2, 3)).mean(0)
+    elevations = []
+    for eyes in (seen.frame.to_model(np.array(flown)[:, :3]), seen.cameras("train").camera_to_world.numpy()):
+        offsets = eyes[:, :, 3] - middle
+        elevations.append(np.arcsin(offsets @ seen.scene.up / np.linalg.norm(offsets, axis=1)).mean())
+    assert elevations[0] == pytest.approx(elevations[1], abs=1e-3), "as high as the views are"
     around = scene["splits"]["train"]["frames"]
     turn = np.diag([-1.0, 1, -1, 1])
-    outwards = [frame | {"transform_matrix": (frame["transform_matrix"] @ turn).tolist()} for frame in around]
     for name, frames in {
-        "all around, but looking outwards": outwards,
+        "outwards": [frame | {"transform_matrix": (frame["transform_matrix"] @ turn).tolist()} for frame in around],
         "from one side": [frame for frame in around if frame["transform_matrix"][0][3] > 0],
     }.items():
         scene["splits"]["train"]["frames"] = frames
@@ -150,6 +156,8 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
     written = (tmp_path / "out" / "inspect.txt").read_text()
     assert written.strip() in capsys.readouterr().out and "13x11" in written and "data.downscale 2" in written
     assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
+    assert run_main(inspect, scene, "--out", tmp_path / "out", "--data.box", *BOX) == 1  # again
+    assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in BOX)
 
 
 def test_inspect_says_what_training_would(tmp_path):
@@ -158,8 +166,9 @@ def test_inspect_says_what_training_would(tmp_path):
         run_main(inspect, str(scene), "--out", str(scene))
     with raises_naming(SceneError, "'ply'", "colmap"):
         run_main(inspect, str(scene), "--data.format", "ply")
-    with raises_naming(ConfigError, "data.box"):
-        run_main(inspect, str(scene), "--data.box", *"1 1 1 0 0 0".split())
+    for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
+        with raises_naming(ConfigError, f"data.{option}"):
+            run_main(inspect, str(scene), f"--data.{option}", *values)
 
 
 def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is typed: help that answers at once, the folder of the scene, completion by the Tab key."""
+"""What is typed: help that answers at once, the folder of the scene, completion by the Tab key; signals that stop."""
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 
 from nerfkit import __version__
 from nerfkit import config as config_module
-from nerfkit.commands import COMMANDS, SHELLS
+from nerfkit.commands import COMMANDS, SHELLS, StopSignals
 from nerfkit.commands.completion import script
-from nerfkit.commands.options import OPTIONS, parse, train_options
+from nerfkit.commands.options import parse, train_options
 from nerfkit.errors import ConfigError
 from tests.naming import assert_names, raises_naming
 from tests.processes import ROOT, call_process
@@ -36,36 +37,17 @@ def in_turn(*lines: list[str]) -> list[tuple[list[str], str, list[str]]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_help_version_completion_and_summary_do_not_wait_for_torch(tmp_path):
-    config = config_module.Config()
-    config.sampling.kind = "contracted"
-    config_module.dump(config.resolved(device="cpu"), tmp_path / "config.toml")
-    (tmp_path / "scene.json").write_text('{"format": 1}')
-    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in COMMANDS]
-    found = in_turn(["--help"], ["--version"], ["--completion", "bash"], ["summary", str(tmp_path)], *helped)
-    for arguments, printed, imported in found:
-        assert printed and not imported, arguments
-    assert found[1][1] == f"nerfkit {__version__}\n" and all("usage" in printed for _, printed, _ in found[4:])
-
-
 def test_every_door_has_the_same_statuses(tmp_path):
-    """`python -m nerfkit`, the scripts."""
     for door in (("-m", "nerfkit", "summary"), ("scripts/summary.py",)):
         call_process(*door, status=2)
         assert_names(call_process(*door, tmp_path, status=1), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "arguments", [(), ("trian",), ("--completion",), ("--completion", "fish"), ("doctor", "x")], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [("trian",), ("--completion", "fish"), ("doctor", "x")], ids=" ".join)
 def test_what_is_no_command_ends_with_status_2(arguments):
     printed = call_process("-m", "nerfkit", *arguments, status=2)
     assert "--help" in printed, "what to type next"
     assert ("did you mean train?" in printed) == ("trian" in arguments)
-
-
-def test_every_command_has_options():
-    assert {*OPTIONS, "export"} == set(COMMANDS)
 
 
 def test_the_folder_of_the_scene_comes_first(tmp_path):
@@ -80,13 +62,26 @@ def test_the_folder_of_the_scene_comes_first(tmp_path):
             train_options([scene, *file, *other])
 
 
-def test_a_run_goes_on_without_a_scene(tmp_path):
+@pytest.fixture
+def run(tmp_path) -> Path:
     config = config_module.Config()
-    config.data.path = "scenes/mine"
-    config_module.dump(config, tmp_path / "config.toml")
+    config.data.path, config.sampling.kind = "scenes/mine", "contracted"
+    config_module.dump(config.resolved(device="cpu"), tmp_path / "config.toml")
     (tmp_path / "scene.json").write_text('{"format": 1}')
-    assert train_options(["--resume", str(tmp_path)]).data.path == "scenes/mine"
-    assert train_options(["scenes/moved", "--resume", str(tmp_path)]).data.path == "scenes/moved"
+    return tmp_path
+
+
+def test_help_version_completion_and_summary_do_not_wait_for_torch(run):
+    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in COMMANDS]
+    found = in_turn(["--help"], ["--version"], ["--completion", "bash"], ["summary", str(run)], *helped)
+    for arguments, printed, imported in found:
+        assert printed and not imported, arguments
+    assert found[1][1] == f"nerfkit {__version__}\n" and all("usage" in printed for _, printed, _ in found[4:])
+
+
+def test_a_run_goes_on_without_a_scene(run):
+    assert train_options(["--resume", str(run)]).data.path == "scenes/mine"
+    assert train_options(["scenes/moved", "--resume", str(run)]).data.path == "scenes/moved"
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +121,34 @@ def test_zsh_takes_the_script():
     code = f"autoload -U compinit; compinit -u -D; {script('zsh')}{ask}"
     done = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True)
     assert done.stdout.split() == ["run", "none"] and not done.stderr
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def handlers():
+    """As in a terminal: a process of nohup or of a script's background begins with some of them ignored."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_first_signal_is_remembered_and_the_second_stops_at_once(handlers):
+    for number in STOPPING:
+        before = signal.getsignal(number)
+        with StopSignals() as signals:
+            assert not signals.arrived()
+            signal.raise_signal(number)
+            assert signals.arrived() and signals.number == number
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(number) is before
+
+
+def test_what_nohup_ignores_stays_ignored(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert not signals.arrived()

@@ -19,8 +19,7 @@ from nerfkit.errors import RunError, UserError
 from nerfkit.rendering import paths
 from nerfkit.rendering.images import preview
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import in_one_line, read_config, read_log
-from nerfkit.training.run.load import Run
+from nerfkit.training.run.files import read_config, read_log
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
 from tests.toy_runs import BOX, STEPS, write_options
@@ -63,21 +62,17 @@ def test_a_trained_run_is_complete(trained):
     assert (trained / "loss.png").stat().st_size > 1000 and (trained / "scene.json").exists()
 
 
-def test_a_run_goes_where_it_belongs_unless_told(options, tmp_path, monkeypatch):
+def test_the_seed_decides(options, tmp_path, monkeypatch):
+    """The same seed gives the same field, another one another; without --out the run goes where it belongs."""
     monkeypatch.chdir(tmp_path)
-    call(train, "--config", options, "--trainer.steps", 2, *UNSCORED)
-    assert checkpoint.load(tmp_path / "runs" / "scene")[1]["step"] == 2
-    assert not (tmp_path / "runs" / "scene" / "metrics.json").exists(), "scoring was left out"
-
-
-def test_the_seed_decides(options, tmp_path):
-    """The same seed gives the same field, another one another."""
     tables = []
     few = ("--trainer.steps", 2, "--trainer.deterministic", "true", *UNSCORED)
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        call(train, "--config", options, "--seed", seed, "--out", tmp_path / name, *few)
-        tables.append(checkpoint.load(tmp_path / name)[0]["model.grid.table"])
+    for name, seed in (("runs/scene", 3), ("b", 3), ("c", 4)):
+        out = () if name == "runs/scene" else ("--out", name)
+        call(train, "--config", options, "--seed", seed, *out, *few)
+        tables.append(checkpoint.load(Path(name))[0]["model.grid.table"])
     assert torch.equal(tables[0], tables[1]) and not torch.equal(tables[0], tables[2])
+    assert not Path("runs/scene/metrics.json").exists(), "scoring was left out"
 
 
 def test_a_resumed_run_takes_the_steps_that_are_left(run, capsys):
@@ -97,46 +92,17 @@ def test_a_resumed_run_takes_the_steps_that_are_left(run, capsys):
         assert checkpoint.load(run)[1]["step"] == STEPS + 3
 
 
-def test_a_run_is_replaced_only_when_that_is_asked_for(options, run):
-    again = ("--config", options, "--out", run, "--trainer.steps", 2, *UNSCORED)
-    with pytest.raises(RunError):
-        call(train, *again)
-    assert checkpoint.load(run)[1]["step"] == STEPS
-    call(train, *again, "--overwrite")
-    assert checkpoint.load(run)[1]["step"] == 2
-
-
 def test_smaller_images_are_trained_and_scored(options, tmp_path):
     """15x13 by 1.25 is 12x10, and so are the cameras that the run keeps."""
     run = tmp_path / "small"
-    call(
-        train,
-        "--config",
-        options,
-        "--out",
-        run,
-        "--data.downscale",
-        1.25,
-        "--trainer.steps",
-        2,
-        "--eval.split",
-        "train",
-    )
+    few = ("--trainer.steps", 2, "--eval.split", "train")
+    call(train, "--config", options, "--out", run, "--data.downscale", 1.25, *few)
     cameras = load_run(run, "cpu").cameras()
     assert (cameras.width, cameras.height) == (12, 10)
     protocol = json.loads((run / "eval" / "train" / "metrics.json").read_text())["protocol"]
     assert (protocol["size"], protocol["downscale"], protocol["split"]) == ("12x10", 1.25, "train")
     call(eval_command, run, "--split", "test", "--device", "cpu")
     assert json.loads((run / "metrics.json").read_text())["protocol"]["size"] == "12x10"
-
-
-def test_the_background_of_a_run_is_behind_its_renders(run):
-    loaded = load_run(run, "cpu")
-    loaded.config.data.background = "black"
-    assert loaded.background.tolist() == [0, 0, 0]
-    with torch.no_grad():
-        loaded.model.sampler.occupancy.zero_()
-    assert loaded.render(loaded.cameras())["rgb"].max() == 0
 
 
 def test_scores_of_a_split_are_of_that_split(run):
@@ -225,17 +191,14 @@ def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
     call(render, run, *few)
     assert (folder / "0000.png").stat().st_mtime_ns > before
     load_run = render.load_run
-    monkeypatch.setattr(render, "load_run", lambda *given: retrained(load_run(*given)))
+    state = {"step": STEPS, "seconds": 987.6}  # of another training, of as many steps
+    monkeypatch.setattr(render, "load_run", lambda *given: replace(load_run(*given), state=state))
     with raises_naming(RunError, folder, "--resume", "--out"):
-        call(render, run, *few, "--resume")  # of another training, of as many steps
+        call(render, run, *few, "--resume")
     earlier = {file.name: file.stat().st_mtime_ns for file in folder.glob("0*.png")}
     call(render, run, "--frames", 3, *few[2:])
     now = {file.name: file.stat().st_mtime_ns for file in folder.glob("0*.png")}
     assert len(now) == 3 and all(now[name] > time for name, time in earlier.items()), "they were out of date"
-
-
-def retrained(run: Run) -> Run:
-    return replace(run, state=run.state | {"seconds": 987.6})
 
 
 def test_other_outputs_add_to_frames_and_other_frames_replace_them_on_request(run, tmp_path, monkeypatch):
@@ -289,16 +252,7 @@ def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(r
         np.testing.assert_allclose(again, first, atol=1e-5)
 
 
-def test_a_spiral_is_around_the_middle_of_the_box(run):
-    call(render, run, "--path", "spiral", "--frames", 2, "--size", 7, 5, "--device", "cpu")
-    file = run / "render" / "spiral" / "path.json"
-    middle = torch.tensor(BOX).view(2, 3).mean(0)
-    wanted = paths.spiral(load_run(run, "cpu").cameras(), middle, torch.tensor([0.0, 0, 1]), 2)
-    made = parse_cameras(read_json(file), file)
-    torch.testing.assert_close(made.camera_to_world, wanted.camera_to_world, rtol=1e-5, atol=1e-5)
-
-
-def test_the_views_of_a_split_are_its_cameras(run):
+def test_the_views_of_a_split_are_its_cameras_and_a_spiral_is_around_the_middle_of_the_box(run):
     call(render, run, "--path", "test", "--outputs", "opacity", "--device", "cpu")
     folder, loaded = run / "render" / "test", load_run(run, "cpu")
     names = loaded.scene.names("test")
@@ -306,12 +260,11 @@ def test_the_views_of_a_split_are_its_cameras(run):
     assert len(names) == 2 and not (folder / f"{names[0]}.png").exists()
     wanted = loaded.render(loaded.cameras("test"), 1, ("opacity",))["opacity"]
     np.testing.assert_allclose(np.load(folder / f"opacity_{names[1]}.npz")["opacity"], wanted.numpy(), atol=1e-4)
-
-
-def test_a_score_of_a_part_of_the_pixels_says_so():
-    metrics = {"psnr": 20.0, "ssim": 0.5, "lpips": None}
-    assert "28% of pixels" in in_one_line(metrics | {"share_of_pixels": 0.28})
-    assert "pixels" not in in_one_line(metrics | {"share_of_pixels": 0.99}) + in_one_line(metrics)
+    call(render, run, "--path", "spiral", "--frames", 2, "--size", 7, 5, "--device", "cpu")
+    file, middle = run / "render" / "spiral" / "path.json", torch.tensor(BOX).view(2, 3).mean(0)
+    wanted = paths.spiral(loaded.cameras(), middle, torch.tensor([0.0, 0, 1]), 2)
+    made = parse_cameras(read_json(file), file)
+    torch.testing.assert_close(made.camera_to_world, wanted.camera_to_world, rtol=1e-5, atol=1e-5)
 
 
 def test_a_summary_has_the_runs_numbers(run, capsys):
@@ -324,23 +277,16 @@ def test_a_summary_has_the_runs_numbers(run, capsys):
     for number in ("PSNR 23.46", "24.57 dB", "SSIM 0.7891", "17 test", "15x13", "4321 steps", "99 s"):
         assert number in output
     assert all(str(run / name) in output for name in ("render/orbit/rgb.mp4", "eval", "loss.png"))
-
-
-def test_a_summary_of_a_run_without_scores_tells_how_far_it_is(run, capsys):
-    (run / "metrics.json").unlink()
+    (run / "metrics.json").unlink()  # then it tells how far the run is
     call(summary, run)
     output, last = capsys.readouterr().out, read_log(run)[-1]
     assert_names(output, f"step {STEPS}", f"{last['seconds']:.0f} s", f"loss {last['loss']:.3g}", f"eval {run}")
-    for name in (checkpoint.NEWEST, checkpoint.PREVIOUS, "metrics.jsonl"):
-        (run / name).unlink(missing_ok=True)
-    call(summary, run)
-    assert f"eval {run}" not in capsys.readouterr().out, "there is nothing to score"
 
 
-@pytest.mark.parametrize("command", [render, eval_command, train])
-@pytest.mark.parametrize("asked", [("--device", "meta"), ("--device", "cpu", "--ops.backend", "cuda")], ids=" ".join)
-def test_a_device_or_backend_that_is_asked_for_is_taken_or_an_error(options, run, tmp_path, command, asked):
-    words = ("--config", options, "--out", tmp_path / "new") if command is train else (run,)
-    with pytest.raises(UserError):
-        call(command, *words, *asked)
+def test_a_device_or_backend_that_is_asked_for_is_taken_or_an_error(options, run, tmp_path):
+    new = ("--config", options, "--out", tmp_path / "new")
+    for command, words in ((render, (run,)), (eval_command, (run,)), (train, new)):
+        for asked in (("--device", "meta"), ("--device", "cpu", "--ops.backend", "cuda")):
+            with pytest.raises(UserError):
+                call(command, *words, *asked)
     assert not (tmp_path / "new").exists()

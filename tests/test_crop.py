@@ -39,21 +39,13 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     assert read_crop(tmp_path, None) is None and active_crop(tmp_path, None) is None
 
 
-BROKEN = {  # a change of the file, and what the error names
-    "min": [{"min": [0, 0]}, {"min": [0, 0, "1"]}],
-    "max": [{"max": [0, 0, float("nan")]}, {"max": [-2, 1, 1]}],
-    "frame": [{"frame": "world"}],
-    "on": [{"on": 1}],
-    "center": [{"center": [0, 0, 0]}],
-}
-
-
-@pytest.mark.parametrize("named", BROKEN)
-def test_a_broken_file_is_named(tmp_path, named: str):
-    for change in BROKEN[named]:
-        good = {"min": [-1, -1, -1], "max": [1, 1, 1], "frame": "model"}
-        (tmp_path / CROP).write_text(json.dumps(good | change))
-        with raises_naming(RunError, CROP, named):
+def test_a_broken_file_is_named(tmp_path):
+    good = {"min": [-1, -1, -1], "max": [1, 1, 1], "frame": "model"}
+    for name, value in (
+        ("min", [0, 0]), ("max", [0, 0, float("nan")]), ("max", [-2, 1, 1]), ("frame", "world"), ("center", [0, 0, 0]),
+    ):  # fmt: skip
+        (tmp_path / CROP).write_text(json.dumps(good | {name: value}))
+        with raises_naming(RunError, CROP, name):
             read_crop(tmp_path, None)
 
 
@@ -103,11 +95,10 @@ def test_what_is_cut_away_hides_nothing(small_config, toy_scene):
 
 
 def test_a_crop_ends_with_its_block_also_by_an_error(scene):
-    model, _ = scene
-    sampler, keys = model.sampler, set(model.state_dict())
-    with pytest.raises(ValueError, match="none"), cropped(model, Crop((0.0, 0, 0), (1.0, 1, 1))):
+    sampler = scene[0].sampler
+    with pytest.raises(ValueError, match="none"), cropped(scene[0], Crop((0.0, 0, 0), (1.0, 1, 1))):
         raise ValueError("none")
-    assert model.sampler is sampler and set(model.state_dict()) == keys
+    assert scene[0].sampler is sampler
 
 
 def test_a_crop_around_everything_changes_nothing(scene):

@@ -2,7 +2,7 @@
 """The frame of a scene: one similarity, the kind of scene, near, far and box, for any cameras."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,9 @@ import pytest
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.scene_transform import find_frame as frames
-from nerfkit.data.scene_transform.frame import KINDS, Frame, identity_frame
-from nerfkit.data.scene_transform.rig import MAX_PAIRED, find_up, half_tangents, measure
+from nerfkit.data.scene_transform.frame import Frame, identity_frame
 from nerfkit.errors import RunError, SceneError
+from tests.naming import raises_naming
 from tests.rigs import KIND_OF, RIGS, cloud, grid, look_at, moved, ring, similarity
 
 BOX = np.array([[-1.0, -2, -3], [1, 2, 3]])
@@ -38,7 +38,7 @@ def check_sane(frame: Frame) -> None:
     assert np.abs(frame.rotation @ frame.rotation.T - np.eye(3)).max() < 1e-12
     assert np.linalg.det(frame.rotation) > 0
     assert frame.scale > 0 and 0 < frame.near < frame.far and (frame.box[0] < frame.box[1]).all()
-    assert frame.kind in KINDS and not any("nan" in text or "\n" in text for _, text in frame.notes)
+    assert not any("nan" in text or "\n" in text for _, text in frame.notes)
     words = ("kind", "up", "center", "radius", "near", "far", "box")
     assert all(any(text.startswith(word) for _, text in frame.notes) for word in words)
 
@@ -51,10 +51,8 @@ def test_kinds(name: str, with_points: bool):
     frame = find_frame(poses, points)
     check_sane(frame)
     assert frame.kind == KIND_OF[name], frame.notes
-    model = frame.to_model(poses)
-    assert np.abs(frame.rotation[:, 2] - [0, 0, 1]).max() < 0.1  # held level: z stays up
     if name != "grid":
-        distances = np.linalg.norm(model[:, :, 3], axis=1)
+        distances = np.linalg.norm(frame.to_model(poses)[:, :, 3], axis=1)
         assert np.quantile(distances, 0.9) == pytest.approx(1)
     if name in ("ring", "half ring"):
         assert np.abs(frame.to_model(np.array([0, 0, 0.5]))).max() < 0.05
@@ -93,85 +91,66 @@ def test_round_trip(name: str):
 
 def test_json():
     for frame in (find_frame(RIGS["corridor"]), identity_frame(BOX)):
-        content = frame.to_json()
-        again = Frame.from_json(json.loads(json.dumps(content, allow_nan=False)))
-        assert again.to_json() == content and again.notes == frame.notes
+        again = Frame.from_json(json.loads(json.dumps(frame.to_json(), allow_nan=False)))
+        assert again.to_json() == frame.to_json() and again.notes == frame.notes
         assert np.array_equal(again.to_model(ring()), frame.to_model(ring()))
 
 
 EDITS = {
-    "rotation": [None, [1, 2, 3], [[0.0] * 3] * 3, (-np.eye(3)).tolist(), [[float("nan")] * 3] * 3],
-    "center": ["abc", [1, 2, float("inf")], {}],
-    "scale": [0, "x", [1.0], 10**400],
-    "near": [-1, 1e30],
-    "far": [0, float("inf")],
+    "rotation": [None, [1, 2, 3], [[0.0] * 3] * 3, (-np.eye(3)).tolist()],
+    "center": ["abc", [1, 2, float("inf")]],
+    "scale": [0, 10**400],
+    "near": [-1],
+    "far": [0],
     "box": [[1] * 6, [[1, 1, 1], [0, 2, 2]]],
-    "up": [[0, 0, 2], [0, 1]],
-    "kind": ["sphere", 5],
-    "notes": [None, ["line"], [["danger", "line"]], [["info", 1]]],
+    "up": [[0, 0, 2]],
+    "kind": ["sphere"],
+    "notes": [["line"], [["danger", "line"]]],
 }
 
 
-@pytest.mark.parametrize("key", EDITS)
-def test_bad_json(key: str):
+def test_bad_json():
     content = find_frame(RIGS["ring"]).to_json()
-    without = {name: value for name, value in content.items() if name != key}
-    for broken in (without, *(content | {key: value} for value in EDITS[key])):
-        with pytest.raises(RunError) as caught:
+    without = {name: value for name, value in content.items() if name != "up"}
+    edits = [(key, content | {key: value}) for key, values in EDITS.items() for value in values]
+    for key, broken in (*edits, ("up", without), ("object", [])):
+        with raises_naming(RunError, key, "run.json"):
             Frame.from_json(broken, "run.json")
-        message = str(caught.value)
-        assert f"'{key}'" in message and "run.json" in message and message.isprintable() and len(message) < 300
-    with pytest.raises(RunError, match="object"):
-        Frame.from_json([], "run.json")
 
 
 def test_identity_changes_no_bit():
-    frame = identity_frame(BOX)
     poses = np.concatenate([ring(), -0.0 * ring()])
     for what in (poses, poses[:, :, 3]):
+        frame = identity_frame(BOX)
         assert frame.to_model(what).tobytes() == what.tobytes() == frame.to_input(what).tobytes()
-    assert frame.kind == "object" and np.array_equal(frame.box, BOX) and frame.near == 0 and frame.far == 1e10
     with pytest.raises(SceneError, match="box"):
         identity_frame(BOX[::-1])
-
-
-def test_the_up_of_the_files_is_taken():
-    for up in ((0, 3, 0), (0, 0, 1)):
-        assert find_frame(RIGS["ring"], up=up).rotation @ up == pytest.approx([0, 0, np.linalg.norm(up)])
 
 
 def same_way(eyes: list) -> np.ndarray:
     return look_at(np.array(eyes, dtype=float), np.array(eyes, dtype=float) + [0, 1, 0])
 
 
-LINE = [[0, k, 0] for k in range(5)]
 ROUND = ring(12, radius=1.0)
 PANORAMA = ROUND.copy()
 PANORAMA[:, :, 3] = [3, 4, 5]
 DOWN = np.stack([np.stack([[np.cos(a), np.sin(a), 0], [-np.sin(a), np.cos(a), 0], [0, 0, 1], [a, a * a, 8]], axis=-1)
                  for a in np.linspace(0, 6, 9)])  # fmt: skip
 ROLLED = ring(40)[:, :, [1, 0, 2, 3]] * [1, -1, 1, 1]  # a camera turned by 90 degrees
-MIXED = np.concatenate([ring(20), ROLLED[::2]])
 DEGENERATE = {
     "one": ring(1),
     "two": ring(2, 0, 1),
     "two that face each other": look_at(np.array([[0, -1.0, 0], [0, 1, 0]]), np.zeros(3)),
-    "two alike": ring(1)[[0, 0]],
     "three": ring(3),
     "at one point, the same way": same_way([[1, 2, 3]] * 6),
     "at one point, all around": PANORAMA,
-    "at the origin": PANORAMA * [1, 1, 1, 0],
     "parallel": same_way([[k, 0, k * k] for k in range(6)]),
     "collinear across the view": same_way([[k, 0, 0] for k in range(5)]),
-    "collinear along the view": same_way(LINE),
-    "collinear, one target": look_at(np.array([[k, 0, 0.0] for k in range(-3, 4)]), np.array([0, 4.0, 0])),
+    "collinear along the view": same_way([[0, k, 0] for k in range(5)]),
     "outwards": look_at(ROUND[:, :, 3], 3 * ROUND[:, :, 3]),
     "straight down": DOWN,
-    "straight up": look_at(DOWN[:, :, 3], DOWN[:, :, 3] + [0, 0, 1], up=(0, 1, 0)),
     "rolled": ROLLED,
-    "mixed": MIXED,
     "far away": ring() + [0, 0, 0, 1e6],
-    "huge": ring() * [1, 1, 1, 1e6],
     "tiny": ring() * [1, 1, 1, 1e-6],
 }
 
@@ -186,36 +165,19 @@ def test_degenerate_cameras(name: str):
     for points in (None, few, untracked, one_place, none):
         for bounds in (None, np.tile([2.0, 9], (len(poses), 1)), np.tile([0.0, 9], (len(poses), 1))):
             for has_alpha in (False, True):
-                check_sane(find_frame(poses, points, bounds, has_alpha=has_alpha))
-
-
-KINDS_OF_DEGENERATE = {
-    "forward": ("one", "two", "at one point, the same way", "parallel", "collinear across the view"),
-    "inward": ("three", "rolled"),
-    "walk-through": ("two that face each other", "at one point, all around", "collinear along the view", "outwards"),
-}
+                frame = find_frame(poses, points, bounds, has_alpha=has_alpha)
+                check_sane(frame)
+    error = np.abs(frame.to_input(frame.to_model(poses)) - poses).max()
+    assert error < 1e-9 * max(1.0, np.abs(poses).max(), 1 / frame.scale)
 
 
 def test_kinds_of_degenerate_cameras():
-    for kind, names in KINDS_OF_DEGENERATE.items():
+    for kind, names in {
+        "forward": ("one", "two", "at one point, the same way", "parallel", "collinear across the view"),
+        "inward": ("three", "rolled"),
+        "walk-through": ("two that face each other", "at one point, all around", "collinear along the view"),
+    }.items():
         assert {find_frame(DEGENERATE[name]).kind for name in names} == {kind}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_any_cameras_at_all(seed: int):
-    generator = np.random.default_rng(seed)
-    n = int(generator.integers(1, 12))
-    turns = np.linalg.qr(generator.normal(size=(n, 3, 3)))[0]
-    turns[:, :, 2] *= np.sign(np.linalg.det(turns))[:, None]
-    places = generator.normal(size=(n, 3, 1)) * 10.0 ** generator.integers(-7, 6, (1, 3, 1))
-    poses = np.concatenate([turns, places + generator.normal(size=(1, 3, 1)) * generator.integers(0, 2)], axis=-1)
-    points = cloud((0, 0, 0), float(10.0 ** generator.integers(-6, 7)), n, n=int(generator.integers(1, 40)))
-    bounds = np.sort(generator.uniform(1e-5, 1e3, (n, 2)), axis=1)
-    for used in ({}, {"points": points}, {"bounds": bounds}, {"points": points, "bounds": bounds, "has_alpha": True}):
-        frame = find_frame(poses, **used)
-        check_sane(frame)
-        error = np.abs(frame.to_input(frame.to_model(poses)) - poses).max()
-        assert error < 1e-9 * max(1.0, np.abs(poses).max(), 1 / frame.scale)
 
 
 def test_parallel_axes_are_forward_only_if_the_points_are_far():
@@ -229,16 +191,17 @@ def test_parallel_axes_are_forward_only_if_the_points_are_far():
 def test_up():
     def tilt(poses: np.ndarray) -> float:
         """Degrees between the up that is found and z."""
-        return float(np.degrees(np.arccos(np.clip(find_up(measure(poses))[0][2], -1, 1))))
+        return float(np.degrees(np.arccos(np.clip(find_frame(poses).rotation[2, 2], -1, 1))))
 
-    for name in ("ring", "half ring", "corridor", "grid"):
+    for name in RIGS:
         assert tilt(RIGS[name]) < 1, name
     assert tilt(DOWN) < 1  # a drone: its up axes cancel, and it looks down
     pitched = look_at(ring()[:, :, 3] + [0, 0, 4.0], np.zeros(3))  # the mean of up axes of half a ring would lean
     assert tilt(pitched[:12]) < 1 < np.degrees(np.arccos(np.linalg.norm(pitched[:12, 2, 1].mean())))
-    rolled = find_up(measure(ROLLED))
-    assert abs(rolled.value[2]) > 0.99 and "rolled" in rolled.why and rolled.is_guess
+    assert abs(find_frame(ROLLED).rotation[2, 2]) > 0.99
     assert any("which way is up" in line for line in find_frame(ROLLED).warnings())
+    for up in ((0, 3, 0), (0, 0, 1)):  # of the files
+        assert find_frame(RIGS["ring"], up=up).rotation @ up == pytest.approx([0, 0, np.linalg.norm(up)])
 
 
 def test_near_and_far_follow_from_training_images_alone():
@@ -253,12 +216,8 @@ def test_near_and_far_follow_from_training_images_alone():
     assert np.array_equal(some.to_model(poses), every.to_model(poses))
     points = cloud((0, 0, 0.5), 0.1, n)
     close = poses[3, :, 3] - 0.01 * poses[3, :, 2]  # right in front of camera 3, which alone sees it
-    points = Points(
-        np.concatenate([points.positions, np.tile(close, (50, 1))]),
-        np.concatenate([points.colors, np.zeros((50, 3), np.uint8)]),
-        np.concatenate([points.track_lengths, np.full(50, 1)]),
-        np.concatenate([points.views, np.full(50, 3)]),
-    )
+    more = (np.tile(close, (50, 1)), np.zeros((50, 3), np.uint8), np.ones(50, int), np.full(50, 3))
+    points = Points(*(np.concatenate([getattr(points, f.name), x]) for f, x in zip(fields(Points), more, strict=True)))
     every, some = find_frame(poses, points), find_frame(poses, points, training=training)
     assert every.near == pytest.approx(0.005 * every.scale) and some.near > 0.3
     assert find_frame(poses, points, training=np.zeros(n, dtype=bool)).near == every.near, "all, where there are none"
@@ -289,16 +248,3 @@ def test_box_of_a_forward_scene_holds_what_the_cameras_see():
     assert (inside >= frame.box[0]).all() and (inside <= frame.box[1]).all()
     everywhere = np.tile([1.0, 1e6], (len(poses), 1))
     assert np.abs(find_frame(poses, bounds=everywhere).box).max() <= 4
-
-
-def test_many_cameras_are_thinned():
-    poses = ring(3 * MAX_PAIRED)
-    few, frame = find_frame(poses[::3]), find_frame(poses)
-    assert frame.kind == "inward" and frame.scale == pytest.approx(few.scale, rel=1e-3)
-
-
-def test_half_tangents():
-    assert half_tangents(Lens("SIMPLE_RADIAL", (50.0, 50.0, 40.0, 0.1), 100, 80)) == pytest.approx((1, 0.8))
-    assert half_tangents(Lens("PINHOLE", (50.0, 80.0, 50.0, 40.0), 100, 80)) == pytest.approx((1, 0.5))
-    wide = half_tangents(Lens("OPENCV_FISHEYE", (30.0, 80.0, 50.0, 40.0, 0.0, 0.0, 0.0, 0.0), 100, 80))
-    assert wide == pytest.approx((3, np.tan(0.5)))

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from nerfkit.data.load import load_scene
-from nerfkit.data.ply import read_points
 from nerfkit.data.scene import Scene
 from scripts.measure import true_surface
 from tests.shipped_scene import ROOT, needs_images_of
@@ -52,25 +51,12 @@ def test_all_images_are_there(name):
             assert split == "val" or ranges(name, split, view).shape == SIZES[name][::-1]
 
 
-def test_ranges_of_the_orrery_are_where_images_are_opaque():
-    for split, view in (("train", 60), ("test", 5)):
-        alpha = scene("orrery").split(split)[[view]].load().image(0)[..., 3]
-        surface = ranges("orrery", split, view).isfinite()
-        assert surface[alpha == 255].float().mean() > 0.995 and surface[alpha == 0].float().mean() < 0.001
-
-
-@pytest.mark.parametrize("name, split, view", [("orrery", "train", 60), ("orrery", "test", 5), ("room", "test", 3)])
+@pytest.mark.parametrize("name, split, view", [("orrery", "train", 60), ("room", "test", 3)])
 def test_the_true_surface_is_where_ranges_end(name, split, view):
     _, visible, to_files = true_surface(ROOT / "data" / name)
     share = to_ranges(name, split, view, visible @ to_files[:3, :3].T + to_files[:3, 3])
     assert ((share - 1).abs() < 0.01).float().mean() > 0.3  # the others are hidden
     assert ((share < 0.97) & (share > 0)).float().mean() < 0.03
-
-
-def test_sparse_points_of_the_room_lie_on_surfaces_with_noise():
-    points = read_points(ROOT / "data" / "room" / "points.ply").positions
-    off = (torch.cat([to_ranges("room", "test", view, points) for view in range(9)]) - 1).abs()
-    assert (off < 0.02).float().mean() > 0.5 and off[off < 0.02].median() > 1e-4
 
 
 def test_colors_of_the_room_agree_between_views_through_ranges_and_lens():

@@ -27,17 +27,15 @@ def test_changing_light_does_not_spoil_the_field(small_config):
     assert corrected > raw + 0.2
 
 
-@pytest.mark.parametrize("degrees, gain", [(1.0, 2.0), (0.3, 0.2)])
-def test_poses_that_are_off_are_found(small_config, degrees: float, gain: float):
-    """The small errors by a rate that does not stray by more than they are."""
-    of = capture(0, degrees=degrees)
+def test_poses_that_are_off_are_found(small_config):
+    of = capture(0, degrees=1.0)
     without = score(trained(small_config, of), of)
     small_config.data.poses = "refine"
     trainer = trained(small_config, of)
     raw, fitted = score(trainer, of), score(trainer, of, "aligned")
     before, after = pixels_off(of.given, of.true), pixels_off(trainer.adjustments.cameras(of.given), of.true)
     assert after < 0.6 * before, f"{before:.2f} pixels before, {after:.2f} after"
-    assert raw > without + gain, f"{without:.2f} dB without, {raw:.2f} dB with"
+    assert raw > without + 2, f"{without:.2f} dB without, {raw:.2f} dB with"
     assert fitted > raw
 
 

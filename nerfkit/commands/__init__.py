@@ -6,10 +6,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from nerfkit.errors import UserError
@@ -32,6 +34,7 @@ COMMANDS = {
 SECONDS_IN_A_LOG = "30"  # between two states of a progress bar that nobody watches
 SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
 SHELLS = ("bash", "zsh")
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, the system's shutdown, a terminal that was closed
 USAGE = "\n".join(
     (
         "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n",
@@ -160,3 +163,31 @@ def status_of(command: Callable[[], int | None], failed: Callable[..., int] | No
 def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
     print(f"{prefix}{message}", file=sys.stderr)
     return status
+
+
+class StopSignals:
+    """Inside a `with` block a first signal is remembered in `number`, so that a run ends after its step, saved; a
+    second one stops at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in (getattr(signal, name) for name in STOPPING if hasattr(signal, name)):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def arrived(self) -> bool:
+        """Whether a signal has arrived."""
+        return self.number is not None
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number

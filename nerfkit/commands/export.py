@@ -99,11 +99,6 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
     return {"step": run.state["step"], "seconds": run.state["seconds"], "scene": run.scene.name, **more}
 
 
-def training_views(run: Run, work: Work, finest: float) -> Views:
-    """The training views, which are rendered as they are asked for, or at once."""
-    return Views(ImageRenderer(run.model, run.background), run.cameras("train"), work, finest, run.device)
-
-
 def where(run: Run, options: GeometryOptions) -> str:
     """Advice for a crop in which nothing is."""
     frame = target_frame(run, options)
@@ -122,8 +117,9 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
+    image_of = ImageRenderer(run.model, run.background)
     with Work(output.file(output.formats[0]), key(run, **settings)) as work:
-        views = training_views(run, work, finest=grid.cell / 2)
+        views = Views(image_of, run.cameras("train"), work, grid.cell / 2, run.device)
         if options.source == "density":
             source = fields.DensityField(run.model, options.level, run.device)  # an empty crop shows at once
         else:
@@ -163,9 +159,10 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     """Write points, or splats."""
     name = "splats" if isinstance(options, SplatsOptions) else "points"
     output, cut = opened(run, options, name, ("ply",), ("ply",))
+    image_of = ImageRenderer(run.model, run.background)
     with Work(output.file("ply"), key(run, kind="points")) as work:
         box = domain(run.model, run.config, cut, run.frame)
-        views = training_views(run, work, finest=0.0)
+        views = Views(image_of, run.cameras("train"), work, 0.0, run.device)
         views.render()
         cloud = points.gather(views, box, cut, options.count).in_files(target_frame(run, options))
         counts = {name: len(cloud)}

@@ -1,27 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit inspect`: one page about a scene before anything is trained, and a drawing of its cameras."""
+"""`nerfkit inspect`: one page about a scene before anything is trained, and a drawing of its cameras.
+
+The page says what was found, what was decided, and what to change.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from nerfkit.commands.options import InspectData, InspectOptions
 from nerfkit.config import Config, check
-from nerfkit.data.assemble import CUT_OUT, check_cut_out, scene_frame, split_names, turned_for
-from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
+from nerfkit.data.assemble import CUT_OUT, check_cut_out, has_shape, scene_frame, split_names, turned_for
+from nerfkit.data.cameras.cameras import table_size
+from nerfkit.data.cameras.lens import MODELS, Lens
+from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
 from nerfkit.data.images.pixels import look_into, read_mask
-from nerfkit.data.inspect import Inspection, OnDisk, draw
 from nerfkit.data.load import load_capture
-from nerfkit.data.scene_transform.doubts import doubts_of_pictures, sampled_pixels
-from nerfkit.data.scene_transform.rig import evenly
+from nerfkit.data.scene import in_words
+from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, sampled_pixels
+from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.errors import SceneError
 from nerfkit.files import OwnFolder
 from nerfkit.reading import shown
@@ -29,6 +40,15 @@ from nerfkit.reading import shown
 PAGE, DRAWING = "inspect.txt", "inspect.png"
 PICTURES = 8  # evenly spaced, whose pixels are looked at
 MAX_THREADS = 16
+READY = "ready to train"
+MAX_NAMES = 3  # of images in one line
+MAX_LENSES = 12  # lines; the rest are counted
+FEW_IMAGES = 15  # for training, below which there is a remark
+DIRECTION_BYTES = 12  # three float32 for each pixel of each lens
+MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
+COLORS = {"train": "tab:blue", "test": "tab:orange", "val": "tab:green"}
+OTHER_COLOR = "tab:gray"
+SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"))  # axes across and up
 
 
 def main(options: InspectOptions) -> int:
@@ -59,16 +79,18 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         done = pool.map(look, capture.images)
         looks = list(tqdm(done, "images", len(capture.images), unit="image", leave=False))
-    pairs = list(zip(capture.images, looks, strict=True))
-    broken = {image.name: problem for image, (_, problem, _) in pairs if problem}
-    unreadable = [image.name for image, (file, problem, _) in pairs if problem and file is None]
-    there = [image for image, (file, _, _) in pairs if file is not None]
+    found = [file for file, _, _ in looks]
+    there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
+    broken = {image.name: problem for image, (_, problem, _) in zip(capture.images, looks, strict=True) if problem}
     pictures = [pixels for _, _, pixels in looks if pixels is not None]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    has_alpha = [file.has_alpha for file, _, _ in looks if file is not None]
+    has_alpha = [file.has_alpha for file in found if file is not None]
     frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
-    doubts = some_of(broken) or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
+    doubts, others = list(broken.values())[:3], [shown(name, 60) for name in list(broken)[3:]]
+    if others:
+        doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
+    doubts = doubts or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
     notes = []
     if cutout:
         notes.append(CUT_OUT)
@@ -80,14 +102,8 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
     capture = replace(capture, notes=notes_of(*capture.notes, *notes))
-    inspection = Inspection(capture, frame, [file for file, _, _ in looks], splits, rule, unreadable)
+    inspection = Inspection(capture, frame, found, splits, rule, [*broken])
     return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
-
-
-def some_of(broken: dict[str, str]) -> list[str]:
-    """The first problems of images that cannot be read, by their names, and the names of all others."""
-    lines, others = list(broken.values()), [shown(name, 60) for name in list(broken)[3:]]
-    return lines[:3] + ([f"and {len(others)} more images that cannot be read: {', '.join(others)}"] if others else [])
 
 
 def look_at(
@@ -109,3 +125,241 @@ def look_at(
     has_alpha = header.has_alpha or (cutout and image.mask is not None)
     pixels = None if pixels is None else sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
     return OnDisk(width, height, has_alpha, ignored, header.turn != 1), problem, pixels
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """What is known of an image file that exists."""
+
+    width: int  # pixels
+    height: int
+    has_alpha: bool = False  # or is cut out by its mask
+    ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
+    is_turned: bool = False  # by its EXIF orientation
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A capture, and what was found of its files."""
+
+    capture: Capture
+    frame: Frame
+    found: Sequence[OnDisk | None]  # of each image of the capture, none without a file that can be read
+    splits: dict[str, list[str]]  # names of images that exist
+    rule: str  # by which they were chosen
+    broken: Sequence[str] = ()  # names of images that cannot be read, or not whole
+
+    @property
+    def pairs(self) -> list[tuple[PosedImage, OnDisk | None]]:
+        """Each image and its file."""
+        return list(zip(self.capture.images, self.found, strict=True))
+
+    @property
+    def there(self) -> list[tuple[PosedImage, OnDisk]]:
+        """Images that have a readable file."""
+        return [(image, file) for image, file in self.pairs if file is not None]
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the images that have no file."""
+        return [image.name for image, file in self.pairs if file is None and image.name not in self.broken]
+
+    @property
+    def ignored(self) -> list[float]:
+        """Shares of pixels that masks ignore, of the images that have one."""
+        return [file.ignored for _, file in self.there if file.ignored is not None]
+
+    def page(self) -> str:
+        """All of it as text."""
+        capture = self.capture
+        sections = {
+            "capture": [
+                f"{shown(capture.name)}, read as {shown(capture.format)}",
+                *(shown(str(note)) for note in capture.notes),
+            ],
+            "images": self._images(),
+            "lenses": _lenses([image.lens for image in capture.images]),
+            "split": [
+                shown(self.rule),
+                *(f"{shown(name)}: {len(names)} ({_names(names)})" for name, names in self.splits.items()),
+            ],
+            "frame": texts(self.frame.notes, "info"),
+            "memory": [self._memory()],
+            "verdict": self.problems() or [READY],
+        }
+        lines = [(name * (k == 0), line) for name, lines in sections.items() for k, line in enumerate(lines)]
+        return "\n".join(f"{title:8} {line}" for title, line in lines)
+
+    def problems(self) -> list[str]:
+        """What to change before training, most important first."""
+        problems = texts(self.capture.notes, "warning")
+        if self.missing:
+            what = "they are left out; take them from the file, or bring them back"
+            if 2 * len(self.missing) > len(self.found):
+                what = "more than half; is the folder of the images the right one?"
+            problems.append(
+                f"{len(self.missing)} of {len(self.found)} images are missing ({_names(self.missing)}): {what}"
+            )
+        problems += [*self._shapes(), *self.frame.warnings()]
+        n_there, n_masks = len(self.there), len(self.ignored)
+        if 0 < n_masks < n_there:
+            problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
+        problems += doubts_of_masks(self.ignored, self.capture.white_ignores)
+        train, test = (len(self.splits.get(name, [])) for name in ("train", "test"))
+        if train < FEW_IMAGES:
+            problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
+        if not test:
+            problems.append("there are no test images, so nothing is scored")
+        alpha = sum(file.has_alpha for _, file in self.there)
+        if 0 < alpha < n_there:
+            problems.append(f"{alpha} images have alpha and the others do not; give all of them alpha, or none")
+        return problems
+
+    def _images(self) -> list[str]:
+        files = [file for _, file in self.there]
+        n_missing = len(self.missing)
+        lines = [f"{len(self.found)} listed, {len(self.found) - n_missing} exist, {n_missing} missing"]
+        if unreadable := [image.name for image, file in self.pairs if file is None and image.name in self.broken]:
+            lines.append(f"of no readable header or mask: {len(unreadable)} ({_names(unreadable)})")
+        if files:
+            lines.append(f"sizes: {in_words([(file.width, file.height) for file in files])}")
+        lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")
+        if turned := sum(file.is_turned for file in files):
+            lines.append(
+                f"turned by their EXIF orientation: {turned}, so that the poses have to be of the turned images"
+            )
+        if self.ignored:
+            color = "white" if self.capture.white_ignores else "black"
+            lines.append(f"masks: {color} is ignored, {np.mean(self.ignored):.1%} of the pixels of images with a mask")
+        return lines
+
+    def _memory(self) -> str:
+        """What training keeps of the images, as they are on disk."""
+        channels = 4 if any(file.has_alpha for _, file in self.there) else 3
+        pixels = sum(file.width * file.height for _, file in self.there)
+        masked = pixels if self.ignored else 0
+        lenses = {image.lens.resized(file.width, file.height) for image, file in self.there}
+        directions = DIRECTION_BYTES * table_size(list(lenses))
+        return (
+            f"about {_megabytes(pixels * channels + masked + directions)} in memory: images "
+            f"{_megabytes(pixels * channels)}, masks {_megabytes(masked)}, directions of {_count(len(lenses), 'lens')} "
+            f"{_megabytes(directions)}"
+        )
+
+    def _shapes(self) -> list[str]:
+        """Images whose shape is not the lens's: turned, or another."""
+        wrong = [(image, file) for image, file in self.there if not has_shape(image.lens, file.width, file.height)]
+        turned = [image.name for image, file in wrong if has_shape(image.lens, file.height, file.width)]
+        other = [image.name for image, _ in wrong if image.name not in turned]
+        lines = []
+        if turned:
+            lines.append(
+                f"{_count(len(turned), 'image')} on the side ({_names(turned)}): width and height are those of the "
+                "lens, swapped; turn the pixels as the lens has them"
+            )
+        if other:
+            lines.append(
+                f"{_count(len(other), 'image')} of another shape than the lens ({_names(other)}): were they cropped? "
+                "Give the lens of the images as they are"
+            )
+        return lines
+
+
+def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
+    """A PNG: cameras, points and box in the model's frame from three sides."""
+    figure = Figure(figsize=(15, 6), layout="constrained")  # not pyplot's
+    images = [capture.images[k] for k in evenly(len(capture.images), MAX_CAMERAS)]
+    poses = frame.to_model(np.array([image.camera_to_world for image in images]))
+    lines = _frusta(images, poses)  # [C, 8, 2, 3]
+    split_of = {name: split for split, names in splits.items() for name in names}
+    labels = np.array([split_of.get(image.name, "in no split") for image in images])
+    points = np.zeros((0, 3)) if capture.points is None else capture.points.positions
+    points = frame.to_model(points[evenly(len(points), MAX_POINTS)])
+    low, high = _limits(poses[:, :, 3], frame.box)
+    for axes, (across, upward, title) in zip(figure.subplots(1, 3), SIDES, strict=True):
+        axis = [across, upward]
+        if len(points):
+            axes.plot(*points[:, axis].T, ".", color="0.6", markersize=1.5, label=f"points ({len(points)})", zorder=1)
+        for label in sorted(set(labels), key=lambda label: (label != "train", label)):  # the fewer above the many
+            segments = lines[labels == label][..., axis].reshape(-1, 2, 2)
+            color = COLORS.get(label, OTHER_COLOR)
+            axes.add_collection(LineCollection(segments, colors=color, linewidths=0.7, label=_plain(label), zorder=2))
+        (left, bottom), (right, top) = frame.box[:, axis]
+        around = [left, right, right, left, left], [bottom, bottom, top, top, bottom]
+        axes.plot(*around, "k--", linewidth=1, label="box", zorder=3)
+        end = 0.5 * frame.up[axis]  # half a model unit from the centre; seen from its end, a dot
+        axes.plot([0, end[0]], [0, end[1]], "-", color="tab:red", linewidth=2, label="center, up", zorder=4)
+        axes.plot(0, 0, "o", color="tab:red", markersize=4, zorder=4)
+        axes.set(xlabel="xyz"[across], ylabel="xyz"[upward], title=title, aspect="equal")
+        axes.set(xlim=(low[across], high[across]), ylim=(low[upward], high[upward]))
+        axes.grid(alpha=0.3)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    legend = figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
+        text.set_parse_math(False)
+        handle.set_linewidth(2.5)
+    title = (
+        f"{_plain(capture.name)}: {frame.kind}, {len(images)} of {len(capture.images)} cameras; "
+        f"1 model unit = {1 / frame.scale:.4g} input units"
+    )
+    figure.suptitle(title, parse_math=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=100)
+    return content.getvalue()
+
+
+def _lenses(lenses: list[Lens]) -> list[str]:
+    """Each lens with model, size, angles, parameters, and how many images it took."""
+    counts = Counter(lenses).most_common()
+    lines = []
+    for lens, count in counts[:MAX_LENSES]:
+        across, down = (2 * math.degrees(math.atan(tangent)) for tangent in half_tangents(lens))
+        values = " ".join(f"{n} {x:.5g}" for n, x in zip(MODELS[lens.model][1], lens.params, strict=True))
+        view = f"about {across:.0f} x {down:.0f} degrees"
+        lines.append(f"{lens.model} {lens.width}x{lens.height}, {view}, {values}: {_count(count, 'image')}")
+    rest = [lens for lens, _ in counts[MAX_LENSES:]]
+    for model, count in Counter(lens.model for lens in rest).most_common():
+        focals = [lens.params[0] for lens in rest if lens.model == model]
+        lines.append(f"and {count} more of {model}, focal {min(focals):.6g} to {max(focals):.6g}")
+    return lines
+
+
+def _frusta(images: Sequence[PosedImage], poses: np.ndarray) -> np.ndarray:
+    """Line segments [C, 8, 2, 3] of cameras with `poses` [C, 3, 4]: four edges from the eye, four around the image."""
+    eyes = poses[:, None, :, 3]  # [C, 1, 3]
+    depth = 0.06 * max(float(np.ptp(eyes, axis=0).max()), 1.0)  # model units
+    half = np.array([half_tangents(image.lens) for image in images])[:, None]  # [C, 1, 2]
+    signs = np.array([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
+    corners = np.concatenate([half * signs, -np.ones((len(images), 4, 1))], axis=-1)  # [C, 4, 3] at depth 1
+    corners /= np.maximum(np.linalg.norm(half, axis=-1, keepdims=True), 1)  # of wide angles, too, a small figure
+    corners = eyes + depth * np.einsum("cij,ckj->cki", poses[:, :, :3], corners)
+    edges = np.stack([np.broadcast_to(eyes, corners.shape), corners], axis=2)
+    return np.concatenate([edges, np.stack([corners, np.roll(corners, -1, axis=1)], axis=2)], axis=1)
+
+
+def _limits(positions: np.ndarray, box: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest corner [3] of what is drawn: the cameras, and the box unless it is enormous."""
+    low, high = np.minimum(positions.min(0), 0), np.maximum(positions.max(0), 0)  # the origin, too
+    reach = 3 * max(float((high - low).max()), 1.0)
+    low, high = np.minimum(low, np.maximum(box[0], low - reach)), np.maximum(high, np.minimum(box[1], high + reach))
+    margin = 0.05 * float((high - low).max())
+    return low - margin, high + margin
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(shown(name, 60) for name in names[:MAX_NAMES]) + more
+
+
+def _count(count: int, what: str) -> str:
+    plural = {"lens": "lenses", "image": "images"}
+    return f"{count} {what if count == 1 else plural[what]}"
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MB"
+
+
+def _plain(text: str) -> str:
+    """Text that every font has."""
+    return shown(text, 80).encode("ascii", "replace").decode()

@@ -52,10 +52,19 @@ class RunOps:
 
 
 @dataclass
-class RenderOptions:
-    """Render novel views of a run."""
+class RunOptions:
+    """What all commands share that compute something with a run."""
 
     run: Run  # run folder
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    ops: RunOps = field(default_factory=RunOps)
+
+
+@dataclass
+class RenderOptions(RunOptions):
+    """Render novel views of a run."""
+
     path: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
     frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
     size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
@@ -63,37 +72,26 @@ class RenderOptions:
     outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
     crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
     resume: bool = False  # keep frames of this path and size that are there already
     overwrite: bool = False  # remove frames of another path, size or crop of this checkpoint that are there
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
-    ops: RunOps = field(default_factory=RunOps)
 
 
 @dataclass
-class ViewOptions:
+class ViewOptions(RunOptions):
     """Look at a run in a browser, until Ctrl-C."""
 
-    run: Run  # run folder
     data: str = ""  # folder of the scene, if it has moved; its images are compared with
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
     viewer: ViewerOptions = field(default_factory=ViewerOptions)
-    ops: RunOps = field(default_factory=RunOps)
 
 
 @dataclass
-class EvalOptions:
+class EvalOptions(RunOptions):
     """Score a run on held-out views."""
 
-    run: Run  # run folder
     split: str = ""  # views to evaluate on; the run's own choice if empty
     data: str = ""  # folder of the scene, if it has moved, or of another scene
     comparisons: int | None = None  # views whose truth, render and error are saved; -1: all; as the run if left out
     lpips: str | None = None  # file of torchvision's weights of VGG-16, by which LPIPS compares; as the run if left out
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
-    ops: RunOps = field(default_factory=RunOps)
 
 
 @dataclass
@@ -117,16 +115,12 @@ class InspectOptions:
 
 
 @dataclass
-class ExportOptions:
+class ExportOptions(RunOptions):
     """What all exports share."""
 
-    run: Run  # run folder
     out: str = ""  # file or folder to write; in RUN/export if empty
     overwrite: bool = False  # replace an earlier export
     frame: Literal["files", "model"] = "files"  # coordinates of the scene's files, in their units, or of the model
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
-    ops: RunOps = field(default_factory=RunOps)
 
 
 @dataclass
@@ -301,7 +295,5 @@ def first_look(arguments: list[str]) -> argparse.Namespace:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="*", action="extend")
     first.add_argument("--resume", default="")
-    first.add_argument("--device", default="auto")
     first.add_argument("--data.path", nargs="?", dest="data_path")
-    first.add_argument("-h", "--help", action="store_true")
     return first.parse_known_args(arguments)[0]

@@ -14,7 +14,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.commands.options import RenderOptions
-from nerfkit.config import Config
 from nerfkit.crop import CROP, active_crop
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.readers.transforms.cameras_json import to_json
@@ -56,7 +55,9 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
     crop = active_crop(options.run, run.frame) if options.crop == "run" else None
-    stems = stems_of(options.path, run, len(cameras))
+    stems = [f"{frame:04d}" for frame in range(len(cameras))]
+    if options.path in run.scene.splits:
+        stems = [file_stem(name, frame) for frame, name in enumerate(run.scene.names(options.path))]
     path = to_json(moved(cameras, run.frame, to_model=False), stems)
     path |= {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
     path |= {"crop": json.loads(crop.to_json())} if crop is not None else {}
@@ -119,8 +120,10 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     elif path in splits:
         cameras = run.cameras(path)
     elif path == "orbit":
-        by_kind = run.frame is not None and run.frame.kind != "object"
-        elevation = mean_elevation(like, target, up) if by_kind else paths.ELEVATION
+        elevation = paths.ELEVATION
+        if run.frame is not None and run.frame.kind != "object":  # the mean of the views'
+            heights = torch.nn.functional.normalize(like.positions - target, dim=-1) @ up
+            elevation = math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
         cameras = paths.orbit(like, target, up, n_frames, elevation)
     elif path == "spiral":
         cameras = paths.spiral(like, target, up, n_frames)
@@ -135,12 +138,6 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     return cameras if size is None else cameras.resized(*size)
 
 
-def stems_of(path: str, run: Run, n_frames: int) -> list[str]:
-    """Names of the frames' files: of a split those of its views, else their numbers."""
-    names = run.scene.names(path) if path in run.scene.splits else [""] * n_frames
-    return [file_stem(name, frame) if name else f"{frame:04d}" for frame, name in enumerate(names)]
-
-
 def views_surround(run: Run) -> bool:
     """Whether the training cameras stand around the box and look inwards, so that a circle stays near them."""
     target, cameras = torch.tensor(run.config.data.box).view(2, 3).mean(0), run.cameras("train")
@@ -151,12 +148,6 @@ def views_surround(run: Run) -> bool:
     angles = torch.atan2(offset @ torch.linalg.cross(up, across), offset @ across).sort().values
     gaps = torch.cat([angles.diff(), angles[:1] + 2 * math.pi - angles[-1:]])
     return bool(gaps.max() < math.radians(MAX_GAP))
-
-
-def mean_elevation(cameras: Cameras, target: Tensor, up: Tensor) -> float:
-    """Mean elevation of the cameras over `target` [3], in degrees."""
-    heights = torch.nn.functional.normalize(cameras.positions - target, dim=-1) @ up
-    return math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
 
 
 def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]], processes: Processes) -> OwnFolder:
@@ -171,7 +162,7 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
     if processes.is_first:
         images = {file for files in frames.values() for file in files}
-        files = {f"{name}.mp4" for name in frames} | images | {values_file(file) for file in images}
+        files = {f"{name}.mp4" for name in frames} | images | {f"{Path(file).stem}.npz" for file in images}
         folder.lock()
         try:
             prepare(folder, path, files, options)
@@ -220,19 +211,6 @@ def checkpoint_of(path: str | None) -> list[Any]:
         return []
 
 
-def values_file(file: str) -> str:
-    """Where the values of an image are, of all but rgb."""
-    return str(Path(file).with_suffix(".npz"))
-
-
-def depth_range(cameras: Cameras, config: Config) -> tuple[float, float]:
-    """Nearest and farthest distance from the training cameras into the box: the ends of the depth colors."""
-    box = torch.tensor(config.data.box).view(2, 3)
-    distance = (cameras.positions - box.mean(0)).norm(dim=-1).mean().item()
-    radius = (box[1] - box[0]).norm().item() / 2
-    return max(distance - radius, 0.0), distance + radius
-
-
 def render_frames(
     run: Run,
     cameras: Cameras,
@@ -244,7 +222,10 @@ def render_frames(
 ) -> None:
     """Render and save every frame, or this process's share; `frames` are the PNG files by what they show."""
     image_of = ImageRenderer(run.model, run.background)
-    span = depth_range(run.cameras("train"), run.config)
+    box = torch.tensor(run.config.data.box).view(2, 3)
+    distance = (run.cameras("train").positions - box.mean(0)).norm(dim=-1).mean().item()
+    radius = (box[1] - box[0]).norm().item() / 2
+    span = max(distance - radius, 0.0), distance + radius  # of the depth colors: from the cameras into the box
     views, hidden = processes.share(len(cameras)), not processes.is_first
     for view in tqdm(views, desc="rendering", unit="frame", dynamic_ncols=True, disable=hidden):
         if resume and all(folder.owns(files[view]) for files in frames.values()):
@@ -253,5 +234,5 @@ def render_frames(
         values = in_files({name: images[name].numpy() for name in frames}, run.frame)
         for name, files in frames.items():
             if name != "rgb":  # before the image, which marks the frame as done
-                folder.write(values_file(files[view]), npz_bytes(**{name: values[name]}))
+                folder.write(f"{Path(files[view]).stem}.npz", npz_bytes(**{name: values[name]}))
             folder.write(files[view], png_bytes(preview(name, images, span)))

@@ -6,18 +6,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from nerfkit import ops
-from nerfkit.commands import as_typed
+from nerfkit.commands import StopSignals, as_typed
 from nerfkit.commands.eval import where_compared
 from nerfkit.commands.options import TrainOptions
-from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig, preset_values
 from nerfkit.config.recipe import value_text
-from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_images
@@ -37,9 +35,6 @@ from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.progress import Progress
 from nerfkit.training.watching.tensorboard import summary_writer
 from nerfkit.viewer.page import Page
-
-if TYPE_CHECKING:
-    from nerfkit.viewer.viewer import TrainingViewer
 
 # float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
@@ -104,7 +99,15 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         if not options.resume and (number := begin(trainer, folder, scene, signals)):
             return 128 + number
         progress.attach(folder)
-        viewer = start_viewer(page, trainer, scene, images, folder, signals) if page is not None else None
+        viewer = None
+        if page is not None:
+            from nerfkit.viewer.scene import ViewerScene
+            from nerfkit.viewer.viewer import TrainingViewer
+
+            subject = ViewerScene.from_training(config, trainer.model, trainer.device, scene, images, folder)
+            viewer = TrainingViewer(subject, page, signals.arrived)
+            viewer.attach(trainer)
+            print(page.how_to_reach())
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
         if not finished:
             if viewer is not None:
@@ -203,20 +206,6 @@ def own_module(config: Config) -> tuple[str, ...]:
     return ("--module", config.model.module) if config.model.module else ()
 
 
-def start_viewer(
-    page: Page, trainer: Trainer, scene: Scene, images: ImagePool, folder: RunFolder, signals: StopSignals
-) -> TrainingViewer:
-    """Show on `page` what is trained."""
-    from nerfkit.viewer.scene import ViewerScene
-    from nerfkit.viewer.viewer import TrainingViewer
-
-    shown = ViewerScene.from_training(trainer.config, trainer.model, trainer.device, scene, images, folder)
-    viewer = TrainingViewer(shown, page, signals.arrived)
-    viewer.attach(trainer)
-    print(page.how_to_reach())
-    return viewer
-
-
 def check_sizes(config: ResolvedConfig, device: torch.device) -> None:
     """Raise RunError if the options' sizes take more memory than there is."""
     model, sampling, trainer = config.model, config.sampling, config.trainer
@@ -234,19 +223,14 @@ def check_sizes(config: ResolvedConfig, device: torch.device) -> None:
 def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] | None:
     """Scores of the trained model on held-out views, if that is enabled and there are some."""
     config, split = trainer.config, trainer.config.eval.split
-    if not config.eval.after_training:
-        return None
-    if split not in scene.views:
-        print(f"not scored: the scene has no {split} views, only {', '.join(scene.views)}")
+    if not config.eval.after_training or split not in scene.views:
         return None
     state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
-    n_views = len(scene.split(split).cameras)
-    print(f"scoring {n_views} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
+    views = scene.split(split)
+    print(f"scoring {len(views.files)} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
     trainer.model.eval()
     try:
-        metrics = evaluate(
-            trainer.model, config, scene.split(split), state, folder, trainer.device, "", trainer.processes
-        )
+        metrics = evaluate(trainer.model, config, views, state, folder, trainer.device, "", trainer.processes)
     except KeyboardInterrupt:
         if trainer.processes.is_first:
             command = as_typed("eval", folder.path, *own_module(config))
@@ -260,7 +244,7 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
 def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions) -> str:
     """Summary of what is about to be trained."""
     config, model, processes = trainer.config, trainer.model, trainer.processes
-    data, settings = config.data, config.trainer
+    data, sampling, settings = config.data, config.sampling, config.trainer
     counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
     n_parameters = sum(p.numel() for p in model.parameters())
     parts = ""
@@ -272,6 +256,14 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
         )
     limit = f", at most {settings.max_seconds:g} s" if settings.max_seconds else ""
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
+    low, high = ([float(f"{x:.4g}") for x in corner] for corner in (data.box[:3], data.box[3:]))
+    place = ("box", f"{low} to {high}, step {sampling.step:g}")
+    if sampling.kind == "contracted":
+        text = (
+            f"unbounded, contracted outside of {low} to {high}: from {sampling.near:.4g} to {sampling.far:.4g}, step "
+            f"{sampling.step:g} and at least {sampling.cone:.4g} of the distance"
+        )
+        place = ("space", text)
     learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
     rows = [
         (
@@ -282,7 +274,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
         *(("note", str(note)) for note in scene.notes),
         *(("frame", str(note)) for note in (scene.frame.notes if scene.frame is not None else ())),
         ("images", trainer.views.source.text),
-        where_samples_are(config),
+        place,
         ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters{parts}"),
         *[("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
         (
@@ -321,25 +313,10 @@ def decisions(config: ResolvedConfig, verbose: bool) -> list[tuple[str, str]]:
     return [("options", text)]
 
 
-def where_samples_are(config: Config) -> tuple[str, str]:
-    low, high = ([float(f"{x:.4g}") for x in corner] for corner in (config.data.box[:3], config.data.box[3:]))
-    sampling, corners = config.sampling, f"{low} to {high}"
-    if sampling.kind != "contracted":
-        return "box", f"{corners}, step {sampling.step:g}"
-    text = (
-        f"unbounded, contracted outside of {corners}: from {sampling.near:.4g} to {sampling.far:.4g}, step "
-        f"{sampling.step:g} and at least {sampling.cone:.4g} of the distance"
-    )
-    return "space", text
-
-
 def how_it_runs(trainer: Trainer) -> str:
-    """Whether a step is a CUDA graph, and what determinism costs."""
+    """Whether a step is a CUDA graph, and deterministic."""
     silent = trainer.model.silent_modules if trainer.device.type == "cuda" else ()
     why = f": {', '.join(silent)} does not say in `ops` which ops of nerfkit it calls" if silent else ""
     recorded = "a step is one CUDA graph" if trainer.training_step.static_shapes else f"a step runs op by op{why}"
-    if not trainer.config.trainer.deterministic:
-        return recorded
-    on_cpu = trainer.device.type == "cpu"
-    price = "which costs nothing on a CPU" if on_cpu else "for which a step takes about 1.2 times as long"
-    return f"{recorded}; deterministic: the same bits from the same seed, {price}"
+    same = "; deterministic: the same bits from the same seed"
+    return recorded + (same if trainer.config.trainer.deterministic else "")

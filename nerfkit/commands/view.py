@@ -7,8 +7,8 @@ import os
 
 import torch
 
+from nerfkit.commands import StopSignals
 from nerfkit.commands.options import ViewOptions
-from nerfkit.commands.signals import StopSignals
 from nerfkit.training.run.load import load_run
 from nerfkit.viewer.page import Page, check_options, import_viser
 

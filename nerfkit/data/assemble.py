@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from nerfkit.config import DataConfig
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.scene import Scene, Views
-from nerfkit.data.scene_transform.doubts import check_met, doubts_of_box, doubts_of_cameras
+from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras
 from nerfkit.data.scene_transform.find_frame import find_frame
 from nerfkit.data.scene_transform.frame import Frame, identity_frame
 from nerfkit.errors import SceneError
@@ -28,7 +29,7 @@ from nerfkit.reading import in_any_case, shown
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of those, where none is given
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
-RESIZED_FOLDERS = (1, 2, 4, 8)  # images, images_2, ...
+IMAGE_FOLDERS = ("images", "images_2", "images_4", "images_8")  # of the same images, resized
 SHOWN_NAMES = 3
 CUT_OUT = "data.masks is cutout: masked pixels are transparent"
 SIDE_LIMIT = 2**16  # pixels of a side after data.downscale
@@ -71,17 +72,11 @@ def _as_named(file: Path) -> Path | None:
 
 def on_disk(file: Path, find: Callable[[Path], Path | None] = _as_named) -> Path | None:
     """`file`, or the same image in a folder of resized ones beside its own (images_2, images_4, images_8)."""
-    if found := find(file):
-        return found
-    parts = file.parts
+    parts, places = file.parts, [file]
     for depth in range(len(parts) - 2, -1, -1):
-        if not re.fullmatch(r"images(_\d+)?", parts[depth]):
-            continue
-        for factor in RESIZED_FOLDERS:
-            other = Path(*parts[:depth], f"images_{factor}" if factor > 1 else "images", *parts[depth + 1 :])
-            if found := find(other):
-                return found
-    return None
+        if re.fullmatch(r"images(_\d+)?", parts[depth]):
+            places += [Path(*parts[:depth], folder, *parts[depth + 1 :]) for folder in IMAGE_FOLDERS]
+    return next(filter(None, map(find, places)), None)
 
 
 def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Lens:
@@ -122,27 +117,15 @@ def split_names(capture: Capture, images: list[PosedImage]) -> tuple[dict[str, l
     return {"train": train, "test": test}, f"every {TEST_EVERY}th of the sorted names is a test view"
 
 
-def assemble(
-    capture: Capture,
-    downscale: float = 1.0,
-    box: tuple[float, ...] | None = None,
-    frame: Frame | None = None,
-    cutout: bool = False,
-    unbounded: bool = False,
-) -> Scene:
-    """The scene of a capture.
+def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unbounded: bool = False) -> Scene:
+    """The scene of a capture, in the `frame` of a run that goes on, or one that is found; `unbounded` as `scene_frame`.
 
-    Args:
-        capture: what a reader found.
-        downscale: the images' sides are divided by this.
-        box: x, y, z of the lowest, then the highest corner, in the files' frame, which then is the model's.
-        frame: that of a run which goes on; found anew if None.
-        cutout: masked pixels are transparent, not ignored.
-        unbounded: what lies outside of the `box` counts, too: near, far and the kind of scene are found.
+    Of `data` downscale, box and masks count.
     """
     images, notes = _present_images(capture)
     headers = {image.name: turned_for(image.lens, image.header or image_header(image.found)) for image in images}
-    lenses = {image.name: fitted_lens(image, headers[image.name], downscale) for image in images}
+    lenses = {image.name: fitted_lens(image, headers[image.name], data.downscale) for image in images}
+    cutout = data.masks == "cutout"
     if cutout:
         check_cut_out(images, [headers[image.name].has_alpha for image in images])
         notes.append(CUT_OUT)
@@ -150,11 +133,9 @@ def assemble(
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
     if frame is None:
-        if box is not None and not unbounded:
-            check_met(capture, splits["train"], np.reshape(box, (2, 3)))
         training = [image.name for image in splits["train"]]
         has_alpha = any(header.has_alpha for header in headers.values())
-        frame = scene_frame(capture, training, has_alpha or cutout, box, unbounded)
+        frame = scene_frame(capture, training, has_alpha or cutout, data.box, unbounded)
     views = {}
     for split, chosen in splits.items():
         poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
@@ -185,7 +166,7 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     n_images = len(capture.images)
     names = ", ".join(map(shown, missing[:SHOWN_NAMES]))
     note = f"{len(there)} of {n_images} listed images are there; {len(missing)} are missing, the first: {names}"
-    if 2 * len(there) < n_images or not there:
+    if 2 * len(there) < n_images:
         raise SceneError(f"data.path: {note}; put them where the files name them, or correct the files")
     return there, [note]
 

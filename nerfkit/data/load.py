@@ -16,7 +16,7 @@ from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
-from nerfkit.data.sfm import solve, video_frames
+from nerfkit.data.sfm import VIDEOS, solve
 from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError
 from nerfkit.reading import native_name, shown, why_missing
@@ -33,8 +33,7 @@ def scene_of(config: Config, frame: Frame | None = None, report: Callable[[str],
     """
     data = config.data
     capture = load_capture(data.path, data.format, data.sfm, report, seeks_points=frame is None)
-    is_unbounded = config.sampling.kind == "contracted"
-    scene = assemble(capture, data.downscale, data.box, frame, data.masks == "cutout", is_unbounded)
+    scene = assemble(capture, data, frame, unbounded=config.sampling.kind == "contracted")
     return replace(scene.with_fewer(data.max_views), source=data)
 
 
@@ -63,11 +62,7 @@ def load_scene(
 
 
 def load_capture(
-    path: str,
-    format: str = "auto",
-    sfm: str = "",
-    report: Callable[[str], None] = print,
-    seeks_points: bool = True,
+    path: str, format: str = "auto", sfm: str = "", report: Callable[[str], None] = print, seeks_points: bool = True
 ) -> Capture:
     """What a reader finds at `path`, and its image files; `report` gets the progress of finding poses.
 
@@ -77,7 +72,7 @@ def load_capture(
     if not path:
         raise SceneError("no scene given: nerfkit train SCENE, or data.path, takes the folder of a scene")
     folder = _path(path, "data.path")
-    if not os.path.isdir(folder) and not (os.path.isfile(folder) and video_frames.is_video(folder)):
+    if not os.path.isdir(folder) and not (os.path.isfile(folder) and folder.suffix.lower() in VIDEOS):
         what = f"is not a folder, nor a video; is the folder {shown(folder.parent)} meant?"
         raise SceneError(f"data.path: {shown(folder)} {what if os.path.lexists(folder) else why_missing(folder)}")
     if format not in ("auto", *readers.READERS):
@@ -122,19 +117,14 @@ def _check_photographs(folder: Path) -> None:
     except OSError:
         entries = files = []
     if not any(file.suffix.lower() in SUFFIXES for file in files):
-        raise SceneError(f"data.path: {_why_unknown(folder, entries)}")
+        if kinds := Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in OTHERS):
+            listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+            what = f"images that are not read ({listed}); convert them to JPEG or PNG"
+            raise SceneError(f"data.path: {shown(place)} holds {what}")
+        expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
+        expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
+        raise SceneError(f"data.path: no known scene format in {shown(folder)} ({expected})")
     folder = folder.resolve()
     if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
         scene = shown(folder.parent)
         raise SceneError(f"data.path: {shown(folder)} holds the images of the scene {scene}; give that folder")
-
-
-def _why_unknown(folder: Path, entries: list[Path]) -> str:
-    """Why there is nothing to read: images of kinds that are not read, such as HEIC, or what else would be needed."""
-    if kinds := Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in OTHERS):
-        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        place = shown(image_folder(folder))
-        return f"{place} holds images that are not read ({listed}); convert them to JPEG or PNG"
-    expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
-    expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
-    return f"no known scene format in {shown(folder)} ({expected})"

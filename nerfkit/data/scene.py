@@ -63,8 +63,7 @@ class Views:
         return self.n_pixels() * (self.channels + self._ignores)
 
     @property
-    def _ignores(self) -> bool:
-        """Whether some pixels may not count."""
+    def _ignores(self) -> bool:  # whether some pixels may not count
         return any(self.masks) and not self.cutout
 
     def load(self, report: Callable[[str], None] | None = None) -> ImagePool:
@@ -74,14 +73,16 @@ class Views:
         """
         sizes = self.cameras.sizes()
         n_threads, decoding = self._threads_to_decode(sizes)
-        (report or (lambda text: None))(
-            f"loading {len(self.files)} images, {in_words(sizes)}: {self.bytes() / 2**20:.0f} MB in memory, "
-            f"and up to {decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
-        )
+        if report is not None:
+            report(
+                f"loading {len(self.files)} images, {in_words(sizes)}: {self.bytes() / 2**20:.0f} MB in memory, "
+                f"and up to {decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
+            )
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
-        ends = torch.tensor([width * height for width, height in sizes]).cumsum(0)
-        first = ends - ends.new_tensor([width * height for width, height in sizes])
+        counts = torch.tensor([width * height for width, height in sizes])
+        ends = counts.cumsum(0)
+        first = ends - counts
 
         def fill(view: int) -> None:
             (width, height), rows = sizes[view], slice(int(first[view]), int(ends[view]))
@@ -95,9 +96,8 @@ class Views:
                     ignored[rows] = masked
 
         with ThreadPoolExecutor(n_threads) as pool:
-            done, total = pool.map(fill, range(len(self.files))), len(self.files)
-            for _ in tqdm(done, total=total, desc="images", leave=False, disable=report is None):
-                pass
+            done = pool.map(fill, range(len(self.files)))
+            list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=report is None))
         return ImagePool(pixels, first, tuple(sizes), ignored)
 
     def _threads_to_decode(self, sizes: list[tuple[int, int]]) -> tuple[int, int]:

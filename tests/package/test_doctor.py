@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `nerfkit doctor` says of a build: what it was made for, and whether it ran on the GPUs that are there."""
+"""What `make` installs, and what `nerfkit doctor` says of that: what it was made for, which GPUs it ran on."""
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,7 @@ from nerfkit import ops
 from nerfkit.commands import doctor
 from nerfkit.ops import native
 from tests.naming import assert_names
-
-
-@pytest.fixture
-def two_gpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
-    monkeypatch.setattr(native, "why_not_on", lambda index: None)
+from tests.package.conftest import ROOT, run
 
 
 def test_a_library_that_did_not_load_says_what_it_is_for(tmp_path: Path):
@@ -29,25 +25,12 @@ def test_a_library_that_did_not_load_says_what_it_is_for(tmp_path: Path):
     assert native.targets_of(path) is native.targets_of(tmp_path / "none.so") is None
 
 
-def test_the_page_names_all_that_can_be_missing():
-    text = "\n".join(doctor.report()[0])
-    assert_names(text, "verdict", "lltm", "the viewer: ", "poses of photographs: ")
-    assert_names(text, *(library.path.name for library in native.libraries()))
-
-
-@pytest.mark.parametrize("backend", native.LIBRARIES)
-def test_what_a_file_says_is_what_its_library_says(backend: str):
-    if not native.loaded(backend):
-        pytest.skip(f"{backend} is not built or does not load here")
-    (library,) = [library for library in native.libraries() if library.backend == backend]
-    assert native.targets_of(library.path) == native.build_info(backend)["targets"]
-
-
-def test_what_the_build_left_is_shown(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+def test_the_page_names_all_that_can_be_missing_and_what_the_build_left(tmp_path: Path, monkeypatch):
     (tmp_path / "built.txt").write_text("what setup.py wrote for z80\n")
-    lines, _ = doctor.report()
-    assert_names("\n".join(lines), "what setup.py wrote for z80")
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    text = "\n".join(doctor.report()[0])
+    assert_names(text, "verdict", "lltm", "the viewer: ", "poses of photographs: ", "what setup.py wrote for z80")
+    assert_names(text, *(library.path.name for library in native.libraries()))
 
 
 def test_a_fused_op_is_held_to_its_definition(device: str, monkeypatch):
@@ -60,7 +43,10 @@ def test_a_fused_op_is_held_to_its_definition(device: str, monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [(), ("cuda:1",)])
-def test_every_gpu_is_named_and_one_that_fails_is_a_verdict(two_gpus, monkeypatch, fails: tuple[str, ...]):
+def test_every_gpu_is_named_and_one_that_fails_is_a_verdict(monkeypatch, fails: tuple[str, ...]):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
+    monkeypatch.setattr(native, "why_not_on", lambda index: None)
     monkeypatch.setattr(doctor, "_error_on", lambda device: "no kernel image" if device in fails else None)
     lines, broken = doctor._run_on_gpus()
     assert broken == ("no kernel image" if fails else None) and len(lines) == 2
@@ -69,6 +55,31 @@ def test_every_gpu_is_named_and_one_that_fails_is_a_verdict(two_gpus, monkeypatc
         assert ("no kernel image" in line) == (f"cuda:{index}" in fails)
 
 
-def test_without_a_gpu_it_has_run_on_none(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert_names(doctor._run_on_gpus()[0][0], "no GPU")
+# Stands in for python3: says which venv was asked for, makes none, installs nothing.
+FAKE = """#!{real}
+import os, sys
+arguments = sys.argv[1:]
+if arguments[0] == "-c":
+    sys.prefix, sys.base_prefix = "/base", {base!r}
+    exec(arguments[1])
+elif arguments[:2] == ["-m", "venv"]:
+    print("venv", arguments[2:-1])
+    os.makedirs(arguments[-1] + "/bin")
+    os.symlink(os.path.abspath(__file__), arguments[-1] + "/bin/python")
+else:
+    print("asked for", arguments)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize("base", ["/base", "/another"])
+@pytest.mark.slow
+def test_only_the_torch_of_a_base_interpreter_is_used(tmp_path, base: str):
+    """A venv on top of an activated venv would not see that one's torch."""
+    python, venv = tmp_path / "python3", tmp_path / "venv"
+    python.write_text(FAKE.format(real=sys.executable, base=base))
+    python.chmod(0o755)
+    (tmp_path / "torch.py").write_text('__version__ = "2.13.0"\n')
+    made = run("make", f"PYTHON={python}", f"VENV={venv}", f"{venv}/ready", folder=ROOT)
+    assert ("venv ['--system-site-packages']" in made) == (base == "/base")
+    assert ("'torch==" in made) == (base != "/base")

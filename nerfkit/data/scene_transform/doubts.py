@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import mean
 
 import numpy as np
 import torch
 
-from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.scene_transform.frame import Frame, corner_text, vector_text
 from nerfkit.data.scene_transform.rig import Rig, evenly, half_tangents, measure, seen_by
-from nerfkit.errors import SceneError
 from nerfkit.ops.march import box_span
 from nerfkit.reading import shown
 
@@ -117,7 +116,9 @@ def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarra
     if not images:
         return []
     points = capture.points.positions if capture.points is not None else np.zeros((0, 3))
-    rays, inside, focus = share_of_rays(images, box), _inside(points, box), common_point(images)
+    rays, inside = share_of_rays(images, box), _inside(points, box)
+    rig = measure(np.stack([image.camera_to_world for image in images]))
+    focus = rig.focus if rig.in_front >= FOCUSED and rig.miss <= NEAR_AXES else None  # that the cameras look at
     missed = focus is not None and not _inside(focus[None], box)
     if rays >= FEW and (not missed if inside is None else inside >= FEW):
         return []
@@ -135,16 +136,14 @@ def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarra
     return [f"{name} {corner_text(box)}: {', '.join(parts)}; {advice}"]
 
 
-def check_met(capture: Capture, images: Sequence[PosedImage], box: np.ndarray) -> None:
-    """Raise SceneError if next to no ray of the training `images` meets the `box` [2, 3]."""
-    if share_of_rays(images, box) < NEXT_TO_NONE:
-        raise SceneError(*doubts_of_box(capture, images, box))
-
-
 def share_of_rays(images: Sequence[PosedImage], box: np.ndarray) -> float:
     """Share of the rays of `images`, in the files' frame, that meet the `box` [2, 3]."""
     chosen = [images[k] for k in evenly(len(images), RAY_VIEWS)]
-    local = {lens: _directions(lens) for lens in {image.lens for image in chosen}}
+    steps = (torch.arange(SIDE, dtype=torch.float64) + 0.5) / SIDE
+    local = {}  # unit directions [R, 3] of each lens, in OpenGL axes
+    for lens in {image.lens for image in chosen}:
+        directions, _ = lens.unproject(torch.cartesian_prod(steps * lens.width, steps * lens.height))
+        local[lens] = directions[directions.isfinite().all(1)].numpy() * [1.0, -1, -1]
     met = []
     for image in chosen:
         rotation, position = np.split(image.camera_to_world, [3], axis=1)
@@ -155,20 +154,6 @@ def share_of_rays(images: Sequence[PosedImage], box: np.ndarray) -> float:
     return float(np.concatenate(met).mean())
 
 
-def common_point(images: Sequence[PosedImage]) -> np.ndarray | None:
-    """The point [3] that the cameras look at; none if they look at no one point."""
-    rig = measure(np.stack([image.camera_to_world for image in images]))
-    return None if rig.in_front < FOCUSED or rig.miss > NEAR_AXES else rig.focus
-
-
-def _directions(lens: Lens) -> np.ndarray:
-    """Unit directions [R, 3] of rays all over the image, in OpenGL axes."""
-    across, down = (torch.arange(SIDE, dtype=torch.float64) + 0.5) / SIDE * torch.tensor([[lens.width], [lens.height]])
-    directions, _ = lens.unproject(torch.cartesian_prod(across, down))
-    directions = directions.numpy() * [1.0, -1, -1]
-    return directions[np.isfinite(directions).all(1)]
-
-
 def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
     """Share of `points` [P, 3] in the box; none without any."""
     return float(((points >= box[0]) & (points <= box[1])).all(1).mean()) if len(points) else None
@@ -176,29 +161,21 @@ def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
 
 def doubts_of_pictures(pictures: Sequence[np.ndarray]) -> list[str]:
     """Of pixels of pictures, [P, C] uint8 each: `sampled_pixels` of them are enough."""
-    if len(pictures) < 2:
-        return _plain(pictures)
-    copies = sum(np.array_equal(a, b) for a, b in zip(pictures, pictures[1:], strict=False))
-    if lines := _plain(pictures):
-        return lines
-    if copies >= MOST * (len(pictures) - 1):
+    plain = [picture for picture in pictures if picture.size and picture.std(axis=0).max() < PLAIN]
+    if plain and len(plain) >= MOST * len(pictures):
+        color = np.median([np.median(picture, axis=0) for picture in plain], axis=0)
+        return [
+            f"{len(plain)} of {len(pictures)} pictures that were looked at show one color alone, about "
+            f"{tuple(int(value) for value in color)} of 255: nothing says where anything is; give pictures with "
+            "texture, and check that the files are the right ones"
+        ]
+    copies = sum(np.array_equal(a, b) for a, b in pairwise(pictures))
+    if copies and copies >= MOST * (len(pictures) - 1):
         return [
             f"{copies + 1} of {len(pictures)} pictures that were compared are copies of one: with other poses they "
             "contradict each other; are they frames of a video that stands still?"
         ]
     return []
-
-
-def _plain(pictures: Sequence[np.ndarray]) -> list[str]:
-    plain = [picture for picture in pictures if picture.size and picture.std(axis=0).max() < PLAIN]
-    if not plain or len(plain) < MOST * len(pictures):
-        return []
-    color = np.median([np.median(picture, axis=0) for picture in plain], axis=0)
-    return [
-        f"{len(plain)} of {len(pictures)} pictures that were looked at show one color alone, about "
-        f"{tuple(int(value) for value in color)} of 255: nothing says where anything is; give pictures with texture, "
-        "and check that the files are the right ones"
-    ]
 
 
 def sampled_pixels(pixels: np.ndarray) -> np.ndarray:

@@ -62,15 +62,22 @@ class Evidence:
 
     def describe(self) -> list[str]:
         """What there is, in lines of text."""
-        lines = [self.rig.describe()]
-        if self.points is not None and not len(self.depths):
-            lines.append(f"points: {len(self.points.positions)}, none of them in front of a training image")
-        elif self.points is not None:
-            low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME))
-            lines.append(
-                f"points: {len(self.points.positions)}, depths in training images 0.1 % {low:.4g}, 50 % {middle:.4g}, "
-                f"99.9 % {high:.4g}"
+        rig, focus = self.rig, "no focus point, for the axes are parallel"
+        if rig.focus is not None:
+            focus = (
+                f"focus point (nearest to the optical axes) {vector_text(rig.focus)}, {rig.distance:.4g} away, "
+                f"missed by {rig.miss:.2f} of that"
             )
+        lines = [
+            f"cameras: {len(rig.poses)}, baseline (largest distance from their mean position) {rig.baseline:.4g}, "
+            f"{rig.along:.0%} of it along the mean viewing direction, {focus}"
+        ]
+        if self.points is not None:
+            depths = "none of them in front of a training image"
+            if len(self.depths):
+                low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME))
+                depths = f"depths in training images 0.1 % {low:.4g}, 50 % {middle:.4g}, 99.9 % {high:.4g}"
+            lines.append(f"points: {len(self.points.positions)}, {depths}")
         if len(self.bounds):
             lines.append(f"bounds of training images: {self.bounds[:, 0].min():.4g} to {self.bounds[:, 1].max():.4g}")
         return lines
@@ -81,7 +88,7 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
 
     Poses that leave something open are no error: a note says what was assumed.
     """
-    evidence = gather(capture, set(training or ()))
+    evidence = _gather(capture, set(training or ()))
     kind, why = _kind(evidence, has_alpha)
     up = find_up(evidence.rig) if capture.up is None else Found(unit(capture.up), "given")
     center = _center(evidence, kind)
@@ -106,12 +113,11 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
     return _with_extent(frame, evidence, lines)
 
 
-def gather(capture: Capture, names: set[str]) -> Evidence:
+def _gather(capture: Capture, names: set[str]) -> Evidence:
     """What there is to look at; `names` are those of the training images."""
     images, points = capture.images, capture.points
     used = np.array([not names or image.name in names for image in images])
-    tangents_of = {lens: half_tangents(lens) for lens in {image.lens for image in images}}
-    tangents = np.array([tangents_of[image.lens] for image in images])
+    tangents = np.array([half_tangents(image.lens) for image in images])
     rig = measure(np.array([image.camera_to_world for image in images], dtype=np.float64))
     points = points if points is not None and len(points.positions) else None
     depths = np.zeros(0) if points is None else observed_depths(rig.poses, points, used, tangents)
@@ -176,21 +182,17 @@ def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:
     """Rows east, north, up [3, 3]: north is where the cameras look, or the longer side of the ground they cover."""
     mean = rig.directions.mean(0)
     flat = mean - up * (mean @ up)
-    if np.linalg.norm(flat) > 0.3:
-        return _axes(np.cross(flat, up), up)
     offsets = rig.positions - rig.mean_position
     offsets = offsets - np.outer(offsets @ up, up)
     values, vectors = np.linalg.eigh(offsets.T @ offsets)
-    if rig.baseline > 0 and values[1] < 0.5 * values[2]:
+    if np.linalg.norm(flat) > 0.3:
+        east = np.cross(flat, up)
+    elif rig.baseline > 0 and values[1] < 0.5 * values[2]:
         along = offsets @ vectors[:, 2]
         start = along[np.argmax(np.abs(along) > 1e-3 * rig.baseline)]  # the first camera that is not in the middle
-        return _axes(vectors[:, 2] * (-1.0 if start > 0 else 1.0), up)
-    axis = next(rig.poses[0, :, k] for k in range(2) if abs(rig.poses[0, :, k] @ up) < 0.87)  # right, else up
-    return _axes(axis, up)
-
-
-def _axes(east: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """A rotation [3, 3] of determinant 1 with rows near `east` (made orthogonal), north, `up`."""
+        east = vectors[:, 2] * (-1.0 if start > 0 else 1.0)
+    else:
+        east = next(rig.poses[0, :, k] for k in range(2) if abs(rig.poses[0, :, k] @ up) < 0.87)  # right, else up
     east = unit(east - up * (east @ up))
     return np.stack([east, np.cross(up, east), up])
 

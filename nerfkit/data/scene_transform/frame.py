@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from nerfkit.data.capture import Note, notes_of, texts
 from nerfkit.errors import RunError, SceneError
+from nerfkit.reading import shown
 
-KINDS = ("object", "forward", "inward", "walk-through")  # see nerfkit.data.scene_transform.find_frame
-SHAPES = {"rotation": (3, 3), "center": (3,), "scale": (), "near": (), "far": (), "box": (2, 3), "up": (3,)}
+Kind = Literal["object", "forward", "inward", "walk-through"]  # see nerfkit.data.scene_transform.find_frame
+SHAPES = {"rotation": (3, 3), "center": (3,), "box": (2, 3), "up": (3,)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class Frame:
     rotation: np.ndarray  # [3, 3] float64, of determinant 1
     center: np.ndarray  # [3] float64, input frame: the model's origin
     scale: float  # model units of one input unit
-    kind: str  # of KINDS
+    kind: Kind
     near: float  # nothing is nearer to a camera [model units]
     far: float  # nothing that matters is farther from a camera [model units]
     box: np.ndarray  # [2, 3] float64, lowest and highest corner, model frame: where a sampler in a box looks
@@ -85,24 +86,21 @@ class Frame:
     @staticmethod
     def from_json(content: Any, where: str = "frame") -> Frame:
         """The inverse of `to_json`; raises RunError that names `where` and the key."""
-        if not isinstance(content, dict):
-            raise RunError(f"{where} must be an object with keys, got {content!r:.80}")
-        values = {name: _numbers(content, name, shape, where) for name, shape in SHAPES.items()}
-        values |= {name: float(values[name]) for name in ("scale", "near", "far")}
-        rotation, up = values["rotation"], values["up"]
-        if np.abs(rotation @ rotation.T - np.eye(3)).max() > 1e-6 or np.linalg.det(rotation) < 0:
-            raise RunError(f"{where}: 'rotation' must have orthogonal unit vectors as rows and not mirror")
-        if abs(np.linalg.norm(up) - 1) > 1e-6:
-            raise RunError(f"{where}: 'up' must have length 1, got {up.tolist()}")
-        check_extent(values["scale"], values["near"], values["far"], values["box"], where, RunError)
-        kind, notes = content.get("kind"), content.get("notes")
-        if kind not in KINDS:
-            raise RunError(f"{where}: 'kind' must be one of {', '.join(KINDS)}, got {kind!r:.80}")
         try:
-            notes = msgspec.convert(notes, tuple[Note, ...])
-        except msgspec.ValidationError:
-            raise RunError(f"{where}: 'notes' must be a list of pairs [kind, text], got {notes!r:.80}") from None
-        return Frame(kind=kind, notes=notes, **values)
+            frame = msgspec.convert(content, Frame, dec_hook=lambda _, value: np.array(value, dtype=np.float64))
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise RunError(f"{where} is no frame: {shown(str(error))}") from None
+        for name, shape in SHAPES.items():
+            values = getattr(frame, name)
+            if values.shape != shape or not np.isfinite(values).all():
+                wanted = f"{' x '.join(map(str, shape))} finite numbers"
+                raise RunError(f"{where}: '{name}' must be {wanted}, got {values.tolist()!r:.80}")
+        if np.abs(frame.rotation @ frame.rotation.T - np.eye(3)).max() > 1e-6 or np.linalg.det(frame.rotation) < 0:
+            raise RunError(f"{where}: 'rotation' must have orthogonal unit vectors as rows and not mirror")
+        if abs(np.linalg.norm(frame.up) - 1) > 1e-6:
+            raise RunError(f"{where}: 'up' must have length 1, got {frame.up.tolist()}")
+        check_extent(frame.scale, frame.near, frame.far, frame.box, where, RunError)
+        return frame
 
     @property
     def _is_identity(self) -> bool:
@@ -145,17 +143,3 @@ def vector_text(vector: np.ndarray) -> str:
 
 def corner_text(box: np.ndarray) -> str:
     return f"{vector_text(box[0])} to {vector_text(box[1])}"
-
-
-def _numbers(content: dict[str, Any], name: str, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """Finite float64 of `shape` from a run's file; raises RunError."""
-    try:
-        values = np.array(content[name], dtype=np.float64)
-    except KeyError:
-        raise RunError(f"{where}: key '{name}' is missing") from None
-    except (TypeError, ValueError, OverflowError):
-        values = np.array(np.nan)
-    if values.shape != shape or not np.isfinite(values).all():
-        wanted = f"{' x '.join(map(str, shape))} finite numbers" if shape else "a finite number"
-        raise RunError(f"{where}: '{name}' must be {wanted}, got {content[name]!r:.80}")
-    return values

@@ -15,7 +15,7 @@ import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Points
-from nerfkit.data.scene_transform.frame import unit, vector_text
+from nerfkit.data.scene_transform.frame import unit
 
 MAX_PAIRED = 2000  # cameras, evenly spaced, of which every pair is compared
 MAX_OBSERVATIONS = 2_000_000  # evenly spaced, whose depths are looked at
@@ -60,19 +60,6 @@ class Rig:
         """Distance to the focus over the baseline; infinite without focus or without baseline."""
         return self.distance / self.baseline if self.focus is not None and self.baseline > 0 else np.inf
 
-    def describe(self) -> str:
-        """The numbers in a line of text."""
-        focus = "no focus point, for the axes are parallel"
-        if self.focus is not None:
-            focus = (
-                f"focus point (nearest to the optical axes) {vector_text(self.focus)}, {self.distance:.4g} away, "
-                f"missed by {self.miss:.2f} of that"
-            )
-        return (
-            f"cameras: {len(self.poses)}, baseline (largest distance from their mean position) {self.baseline:.4g}, "
-            f"{self.along:.0%} of it along the mean viewing direction, {focus}"
-        )
-
 
 class Found(NamedTuple):
     """A value, and what it follows from."""
@@ -104,7 +91,9 @@ def measure(poses: np.ndarray) -> Rig:
         if distance > 0:
             spread = float(distances.std()) / distance
             miss = float(np.sqrt(np.maximum(distances**2 - depths**2, 0)).mean()) / distance
-    low_dot = _low_dot(directions)
+    some, low_dot = directions[evenly(len(directions), MAX_PAIRED)], 1.0
+    if len(some) > 1:
+        low_dot = float(np.quantile((some @ some.T)[np.triu_indices(len(some), 1)], 0.05))
     return Rig(poses, mean, baseline, along, alignment, low_dot, focus, in_front, distance, spread, miss)
 
 
@@ -121,7 +110,12 @@ def find_up(rig: Rig) -> Found:
     if tilt > LEVEL:
         if np.linalg.norm(mean) > UNDECIDED:
             return Found(unit(mean), f"mean of the cameras' up axes, not held level ({tilt:.2f})")
-        return _last_resort(rig)
+        offsets = rig.positions - rig.mean_position
+        values, vectors = np.linalg.eigh(offsets.T @ offsets)
+        if rig.baseline > 0 and values[0] < 0.01 * values[1]:
+            normal = _signed(vectors[:, 0], (up[0],), 0.0)
+            return Found(normal, "normal of the plane of the cameras, whose up axes cancel; check it", True)
+        return Found(unit(up[0]), "the first camera's, as the cameras' up axes cancel; check it", True)
     if variety > VARIED:
         hints = mean, back.mean(0), up[0], back[0]  # cameras that look along the vertical mostly look down
         degrees = np.degrees(np.arcsin(min(tilt, 1.0)))
@@ -133,17 +127,6 @@ def find_up(rig: Rig) -> Found:
         return Found(unit(flat), "mean of the cameras' up axes, as their right axes point the same way")
     why = "the cameras' right axis, which they turn around: rolled by 90 degrees; check it"
     return Found(_signed(common, (back.mean(0), right[0]), UNDECIDED / 2), why, is_guess=True)
-
-
-def _last_resort(rig: Rig) -> Found:
-    """Up where the up axes cancel: the normal of the plane that the cameras lie in, else the first camera's up."""
-    first = rig.poses[0, :, 1]
-    offsets = rig.positions - rig.mean_position
-    values, vectors = np.linalg.eigh(offsets.T @ offsets)
-    if rig.baseline > 0 and values[0] < 0.01 * values[1]:
-        normal = _signed(vectors[:, 0], (first,), 0.0)
-        return Found(normal, "normal of the plane of the cameras, whose up axes cancel; check it", True)
-    return Found(unit(first), "the first camera's, as the cameras' up axes cancel; check it", True)
 
 
 def _signed(axis: np.ndarray, hints: Iterable[np.ndarray], least: float) -> np.ndarray:
@@ -186,38 +169,22 @@ def seen_by(points: np.ndarray, pose: np.ndarray, tangents: np.ndarray) -> np.nd
     return local[(z < 0) & (np.abs(x) < -z * tangents[0]) & (np.abs(y) < -z * tangents[1])]
 
 
-def _low_dot(directions: np.ndarray) -> float:
-    """5 % quantile of the dots of pairs of `directions` [V, 3]; 1 where there is no pair."""
-    some = directions[evenly(len(directions), MAX_PAIRED)]
-    if len(some) < 2:
-        return 1.0
-    return float(np.quantile((some @ some.T)[np.triu_indices(len(some), 1)], 0.05))
-
-
 def _focus(positions: np.ndarray, directions: np.ndarray, tiny: float) -> np.ndarray | None:
     """Point [3] nearest to the axes, again and again without those that have it behind them; none if parallel."""
     active, focus = np.ones(len(positions), dtype=bool), None
     for _ in range(50):
-        nearest = _nearest_point(positions[active], directions[active])
-        if nearest is None:
+        along, mean = directions[active], positions[active].mean(0)
+        offsets = positions[active] - mean
+        across = np.eye(3) - along.T @ along / len(along)
+        if np.linalg.eigvalsh(across)[0] < PARALLEL:
             break
-        focus = nearest
+        target = (offsets - along * np.einsum("ij,ij->i", along, offsets)[:, None]).mean(0)
+        focus = mean + np.linalg.solve(across, target)  # of least squared distance
         now = _depths(focus, positions, directions) > tiny
         if now.sum() < 2 or (now == active).all():
             break
         active = now
     return focus
-
-
-def _nearest_point(positions: np.ndarray, directions: np.ndarray) -> np.ndarray | None:
-    """Point [3] of least squared distance to lines through `positions` [V, 3]; none if they are parallel."""
-    mean = positions.mean(0)
-    offsets = positions - mean
-    across = np.eye(3) - directions.T @ directions / len(directions)
-    target = (offsets - directions * np.einsum("ij,ij->i", directions, offsets)[:, None]).mean(0)
-    if np.linalg.eigvalsh(across)[0] < PARALLEL:
-        return None
-    return mean + np.linalg.solve(across, target)
 
 
 def _depths(point: np.ndarray, positions: np.ndarray, directions: np.ndarray) -> np.ndarray:

@@ -17,15 +17,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageFilter, ImageStat
 
 from nerfkit.data.sfm.mapping import largest_model
 from nerfkit.data.sfm.photographs import Photograph, Report, find_photographs, image_folder
-from nerfkit.data.sfm.video_frames import sharpest
 from nerfkit.errors import SceneError, UserError
 from nerfkit.reading import read_json, shown
 
+VIDEOS = (".mp4", ".mov", ".mkv", ".m4v", ".avi", ".webm", ".mts", ".mpg", ".mpeg")
 FRAMES = 150  # of a video
+SHARPNESS_WIDTH = 640  # pixels, about, at which sharpness is measured
 LISTED = 10  # names in a message, at most
 RECORD = "made_of.json"  # in a folder that was made: files and their bytes
 ELSEWHERE = "choose another folder with --data.sfm"
@@ -58,9 +60,38 @@ def extract_frames(video: Path, folder: Path, report: Report) -> Path:
     if not _is_made(folder, source):
         with _made_whole(folder, source) as images:
             report(f"taking the sharpest frames of {shown(video)}")
-            for number, frame in enumerate(sharpest(video, FRAMES), 1):
+            for number, frame in enumerate(_sharpest(video, FRAMES), 1):
                 Image.fromarray(frame).save(images / f"frame_{number:04}.jpg", quality=95)
     return folder
+
+
+def _sharpest(video: Path, windows: int) -> Iterator[np.ndarray]:
+    """The sharpest frame uint8 [H, W, 3] of each of `windows` equal parts of a video; one at a time is in memory."""
+    import imageio_ffmpeg
+
+    path = str(video.resolve())
+    try:
+        count = imageio_ffmpeg.count_frames_and_secs(path)[0]
+        reader = imageio_ffmpeg.read_frames(path, pix_fmt="rgb24")
+        width, height = next(reader)["size"]
+        windows = min(windows, count)
+        best, best_sharpness, current = None, -1.0, 0
+        for index, data in enumerate(reader):
+            frame = np.frombuffer(data, dtype=np.uint8).reshape(height, width, 3)
+            window = min(index * windows // count, windows - 1)
+            if window != current:
+                yield best
+                best_sharpness, current = -1.0, window
+            gray = Image.fromarray(frame).convert("L").reduce(max(1, width // SHARPNESS_WIDTH))
+            sharpness = ImageStat.Stat(gray.filter(ImageFilter.FIND_EDGES)).var[0]  # of the edges
+            if sharpness > best_sharpness:
+                best, best_sharpness = frame, sharpness
+        if best is None:
+            raise ValueError("it holds no frames")
+        yield best
+    except (OSError, RuntimeError, StopIteration, ValueError, KeyError) as error:  # what imageio_ffmpeg raises, too
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        raise SceneError(f"video {shown(video)} cannot be decoded, is it truncated? ({shown(words[-1])})") from None
 
 
 def _is_made(folder: Path, source: dict[str, int]) -> bool:
@@ -110,8 +141,8 @@ def _solve(images: Path, found: list[Photograph], is_video: bool, sparse: Path, 
 
 def _link(link: Path, images: Path) -> None:
     """Have the photographs in the COLMAP folder, too."""
-    link.parent.mkdir(parents=True, exist_ok=True)
     if not os.path.lexists(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(images.resolve(), target_is_directory=True)
     elif link.resolve() != images.resolve():
         raise SceneError(f"{shown(link)} is there, and is not the folder of photographs {shown(images)}; {ELSEWHERE}")
