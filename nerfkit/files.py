@@ -68,7 +68,6 @@ class OwnFolder:
 
     def __init__(self, path: Path, kind: str):
         self.path, self.kind = path, kind
-        self.written: set[str] = set()  # through this object
         self._listed: set[str] = set()  # in the marker
         self._lock: int | None = None
 
@@ -114,11 +113,8 @@ class OwnFolder:
 
         Raises RunError if the folder is gone, or another file has that name.
         """
-        is_gone = not (self.path / MARKER).exists()
-        if is_gone or (self._lock is not None and not os.path.samestat(os.fstat(self._lock), os.stat(self.path))):
-            raise RunError(
-                f"the folder {shown(self.path)} is gone, or its file {MARKER} is: nothing can be saved there"
-            )
+        if not (self.path / MARKER).exists():
+            raise RunError(f"{shown(self.path)} or its file {MARKER} is gone: nothing can be saved there")
         if name not in self._listed:
             if not (is_there or name.endswith("/")) and os.path.lexists(self.path / name):
                 raise RunError(f"{shown(self.path / name)} exists, and nerfkit did not write it; move it away")
@@ -131,7 +127,6 @@ class OwnFolder:
         if keep is not None:
             self.note(keep)
         atomic_write(self.path / name, content, self.path / keep if keep else None)
-        self.written.add(name)
 
     def append(self, name: str, line: str) -> None:
         """Append a line to the file `name`; raises RunError."""

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from matplotlib import figure
 from PIL import Image
 
 from nerfkit import config as config_module
@@ -20,8 +21,8 @@ from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run.files import LOG, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
-from nerfkit.training.watching import plot, progress
-from nerfkit.training.watching.progress import ScoresOverTime
+from nerfkit.training.watching import progress
+from nerfkit.training.watching.progress import ScoresOverTime, plot_training
 from tests.naming import raises_naming
 from tests.processes import run_main
 from tests.torchrun import in_processes
@@ -169,8 +170,8 @@ def test_a_resumed_run_scores_no_step_twice(config, tmp_path):
 
 
 def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
-    figures, made = [], plot.Figure
-    monkeypatch.setattr(plot, "Figure", lambda **options: figures.append(made(**options)) or figures[-1])
+    figures, made = [], figure.Figure
+    monkeypatch.setattr(figure, "Figure", lambda **options: figures.append(made(**options)) or figures[-1])
     log = [{"step": step, "seconds": step / 2, "loss": 0.1, "psnr": 10.0 + step} for step in (1, 2)]
     score = {"step": 2, "seconds": 1.0, "test_psnr": 8.5}
     for name, lines in {"both": [*log, score], "alone": [score]}.items():
@@ -178,7 +179,7 @@ def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
         folder.claim()
         for line in lines:
             folder.append(LOG, json.dumps(line))
-        plot.plot_training(folder)
+        plot_training(folder)
         assert (tmp_path / name / "loss.png").exists()
     drawn = [line.get_xydata().tolist() for line in figures[0].axes[1].lines]
     assert drawn == [[[0.5, 11.0], [1.0, 12.0]], [[1.0, 8.5]]]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training writes on its way, beside log and checkpoints: pictures, scores of held-out views, TensorBoard."""
+"""What a training writes beside log and checkpoints: pictures, scores of held-out views, a plot, TensorBoard."""
 
 from __future__ import annotations
 
 import json
 import math
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import RunError, UserError
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training.evaluator import beside_truth, counted_pixels, evenly_chosen, psnr_of
-from nerfkit.training.run.files import LOG, TEST_PSNR
+from nerfkit.training.evaluator import beside_truth, evenly_chosen, pixels_that_count, psnr_of
+from nerfkit.training.run.files import LOG, LOSS_PLOT, TEST_PSNR, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.previews import Previews, shown_view
@@ -67,8 +68,6 @@ class Progress:
         if self.previews is not None:
             self.previews.finish(self.trainer, stopped)
         if self.trainer.processes.is_first:
-            from nerfkit.training.watching.plot import plot_training  # matplotlib is slow to import
-
             plot_training(self.folder)
 
     def close(self, metrics: dict[str, Any] | None = None) -> None:
@@ -96,7 +95,7 @@ class ScoresOverTime:
         self.cameras = self.views.cameras.to(device)
         self.images = self.views.load() if own else None
         for view in range(len(own)):
-            counted_pixels(self.images, self.views, view)  # fails, if it does, before anything is trained
+            pixels_that_count(self.images, self.views, view)  # fails, if it does, before anything is trained
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
         self.folder = folder
@@ -122,3 +121,29 @@ class ScoresOverTime:
                 truth, rendered, counts = beside_truth(image_of, self.images, self.views, self.cameras, view)
                 own.append(psnr_of(rendered["rgb"], truth, counts))
         return sum(sum(share) for share in self.processes.gathered(own)) / self.n_views
+
+
+def plot_training(folder: RunFolder) -> None:
+    """Draw metrics.jsonl as loss.png; nothing if nothing was logged yet."""
+    from matplotlib.figure import Figure  # slow to import; not pyplot, whose backend is the caller's
+
+    lines, scores = read_log(folder.path), read_scores(folder.path)
+    if not lines and not scores:
+        return
+    seconds = [line["seconds"] for line in lines]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.semilogy(seconds, [line["loss"] for line in lines], color="tab:blue")
+    left.set(xlabel="training time [s]", ylabel="loss", title="loss")
+    right.plot(seconds, [line.get("psnr", float("nan")) for line in lines], color="tab:orange", label="training rays")
+    right.set(xlabel="training time [s]", ylabel="PSNR of the training rays [dB]", title="PSNR")
+    if scores:
+        held_out = [[line[key] for line in scores] for key in ("seconds", TEST_PSNR)]
+        right.plot(*held_out, color="tab:green", marker=".", label="held-out views")
+        right.set_ylabel("PSNR [dB]")
+        right.legend()
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    content = BytesIO()
+    figure.savefig(content, dpi=100)
+    folder.write(LOSS_PLOT, content.getvalue())
