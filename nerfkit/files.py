@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -80,7 +79,7 @@ class OwnFolder:
         if kind:
             raise RunError(f"{self.path} holds a {kind} of nerfkit's, not a {self.kind}; choose another folder")
         try:
-            if any(not path.name.startswith(f".{MARKER}.") for path in self.path.iterdir()):  # left by a killed process
+            if any(self.path.iterdir()):
                 raise RunError(
                     f"{self.path} holds files that nerfkit did not write and does not change; "
                     "choose another folder, or empty this one"
@@ -93,20 +92,13 @@ class OwnFolder:
 
     def claim(self) -> None:
         """Create the folder, or use an empty one, and mark it; raises RunError if it holds other files."""
-        if not self.check_free():
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise self._not_made(error) from None
-            self._mark()
-
-    def check_writable(self) -> None:
-        """Raise RunError if the folder cannot be created or written to; nothing is left behind."""
-        place = next(path for path in (self.path, *self.path.absolute().parents) if os.path.exists(path))
+        if self.check_free():
+            return
         try:
-            os.rmdir(tempfile.mkdtemp(prefix=f".{MARKER}.", dir=place))
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._not_made(error) from None
+            raise RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another") from None
+        self._mark()
 
     def note(self, name: str, is_there: bool = False) -> None:
         """List `name` as nerfkit's, before it is written, or where it `is_there` because a library has just made it.
@@ -234,9 +226,6 @@ class OwnFolder:
         if word != "nerfkit" or not kind:
             raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
         return kind, set(filter(_is_name, names))
-
-    def _not_made(self, error: OSError) -> RunError:
-        return RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another")
 
 
 def _is_name(name: str) -> bool:

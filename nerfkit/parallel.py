@@ -112,9 +112,7 @@ class Several(Processes):
         group = {"store": self.dist.PrefixStore("group", self.store), "rank": self.rank, "world_size": self.size}
         self.wait()
         self.dist.init_process_group(backend, timeout=LONGEST_STEP, device_id=own, **group)
-        hosts = len(set(self.gathered(socket.gethostname())))
-        on_hosts = f" on {hosts} hosts" if hosts > 1 else ""
-        self.text = f"{self.size} processes{on_hosts}, gradients over {'NCCL' if use_gpu else 'gloo'}"
+        self.text = f"{self.size} processes, gradients over {'NCCL' if use_gpu else 'gloo'}"
         return str(own) if own is not None else device
 
     def wait(self) -> None:

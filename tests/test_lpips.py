@@ -90,7 +90,8 @@ def test_a_file_without_such_weights_is_refused(weights, tmp_path):
 @pytest.mark.parametrize("given", [False, True])
 def test_scores_hold_it_or_null(weights, small_config, tmp_path, given: bool):
     from nerfkit.data.load import load_scene
-    from nerfkit.training.evaluator import evaluate, in_one_line
+    from nerfkit.training.evaluator import evaluate
+    from nerfkit.training.run.files import in_one_line
 
     trainer = make_trainer(small_config)
     trainer.save(tmp_path / "run")

@@ -22,7 +22,7 @@ from nerfkit.training.run.files import LOG, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching import progress
-from nerfkit.training.watching.progress import ScoresOverTime, plot_training
+from nerfkit.training.watching.progress import ScoresOverTime, TensorBoard, plot_training
 from tests.naming import raises_naming
 from tests.processes import run_main
 from tests.torchrun import in_processes
@@ -219,8 +219,6 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     pytest.importorskip("tensorboard", reason="needs the extra 'tensorboard'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from nerfkit.training.watching.tensorboard import TensorBoard
-
     def events() -> EventAccumulator:
         found = EventAccumulator(str(run / "tensorboard"))
         found.Reload()
@@ -241,7 +239,7 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     assert pictures == [(10, 26, 22), (20, 26, 22), (30, 26, 22)] and events().Images("truth")[0].width == 26
     ahead = TensorBoard(RunFolder.existing(run), 30)
     ahead.add_line({"step": 32, "psnr": 99.0})  # of a part of the run that was killed before it saved
-    ahead.close()
+    ahead.writer.close()
     assert run_main(train, "--resume", run, "--trainer.steps", "40") == 0
     assert [step for step, _ in curve("train/psnr")] == [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
     assert max(psnr for _, psnr in curve("train/psnr")) < 60

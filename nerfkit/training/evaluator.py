@@ -37,7 +37,6 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, file_stem, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
 from nerfkit.training.run.files import METRICS, OTHER_SCORES, OWN_SCORES, score_name
-from nerfkit.training.run.files import in_one_line as in_one_line
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.version import versions
 

@@ -31,7 +31,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
-from nerfkit.errors import RunError, SceneError
+from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import (
@@ -75,15 +75,11 @@ class RunScene:
         """Lens of each of its images, of whose distortion its cameras know nothing; raises as `cameras`."""
         cameras, found = self.cameras(split, file), []
         for view, entry in enumerate(self.splits[split]["frames"]):
-            try:
-                if "lens" in entry:
-                    found.append(Lens(**{**entry["lens"], "params": tuple(entry["lens"]["params"])}))
-                else:
-                    focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
-                    found.append(Lens("PINHOLE", (*focal, *center), *cameras.size(view)))
-            except (TypeError, KeyError, SceneError) as error:
-                name = shown(str(entry.get("file_path", view)))
-                raise RunError(f"view {name} of the run in {file.parent} has a lens that is none: {error}") from None
+            if "lens" in entry:
+                found.append(Lens(**{**entry["lens"], "params": tuple(entry["lens"]["params"])}))
+            else:
+                focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
+                found.append(Lens("PINHOLE", (*focal, *center), *cameras.size(view)))
         return found
 
 
@@ -105,13 +101,12 @@ class RunFolder(OwnFolder):
     def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
         """A folder for a new run, in which nothing changes before `start`.
 
-        Raises RunError if it holds a run already, which only `overwrite` replaces, a user's files, or cannot be made.
+        Raises RunError if it holds a run already, which only `overwrite` replaces, or a user's files.
         """
         folder = cls(path, overwrite)
         if folder.check_free():
             folder.lock()
             folder._check_no_run()
-        folder.check_writable()
         return folder
 
     def _check_no_run(self) -> None:
