@@ -12,7 +12,6 @@ import torch
 from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.commands import eval, export, render, summary, train, view
-from nerfkit.commands.options import parse
 from nerfkit.data.load import load_scene
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
@@ -22,6 +21,7 @@ from nerfkit.training.run.files import CONFIG, DECISIONS, SCENE, read_config
 from nerfkit.training.run.folder import RunFolder, describe, read_scene
 from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_naming, warns_naming
+from tests.processes import run_main
 from tests.torchrun import command, forked
 from tests.trainers import make_trainer
 
@@ -173,19 +173,11 @@ def test_a_run_of_another_format_is_refused_by_every_door(small_config, scene, t
     described = json.loads((tmp_path / SCENE).read_text())
     assert described.pop("format") == 1
     (tmp_path / SCENE).write_text(json.dumps(described if found is None else {"format": found} | described))
-    doors = {
-        "resume": lambda: train.main(parse("train", ["--resume", str(tmp_path)])),
-        "restore": lambda: make_trainer(small_config).restore(tmp_path),
-        "render": lambda: render.main(parse("render", [str(tmp_path)])),
-        "eval": lambda: eval.main(parse("eval", [str(tmp_path)])),
-        "view": lambda: view.main(parse("view", [str(tmp_path)])),
-        "export": lambda: export.main(parse("export", ["mesh", str(tmp_path)])),
-        "summary": lambda: summary.main(parse("summary", [str(tmp_path)])),
-        "load_run": lambda: load_run(tmp_path),
-    }
-    for name, door in doors.items():
+    commands = ((train, "--resume"), (render,), (eval,), (view,), (export, "mesh"), (summary,))
+    doors = [lambda words=words: run_main(*words, tmp_path) for words in commands]
+    for door in (*doors, lambda: make_trainer(small_config).restore(tmp_path), lambda: load_run(tmp_path)):
         with raises_naming(RunError, tmp_path, "no run format" if found is None else f"run format {found}", "format 1"):
-            pytest.fail(f"{name}: {door()}")
+            door()
 
 
 def test_the_scene_is_found_from_any_working_folder(small_config, scene, toy_scene, tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from nerfkit.model.registry import MODELS
 from nerfkit.ops import dispatch
 from nerfkit.training.run import checkpoint
 from tests.odd_captures import write_capture
-from tests.ops.harness import NativeCalls
 from tests.posed_captures import PINHOLE, colmap_in
 from tests.rigs import ring
 from tests.trainers import make_trainer, trained
@@ -136,20 +135,6 @@ def test_two_trainings_on_two_backends_at_once(small_config, device):
     for one, other in zip(alone, together, strict=True):
         assert other.step == 10
         assert all(torch.equal(one.model.state_dict()[name], x) for name, x in other.model.state_dict().items())
-
-
-@pytest.mark.slow
-def test_a_compiled_model_keeps_its_backend(small_config):
-    """Both are compiled from the same code; each goes on with its own ops, in whatever order they are called."""
-    compiled, points = {}, torch.rand(50, 3)
-    for backend in ("torch", "cpp"):
-        small_config.ops.backend = backend
-        model = nerfkit.Renderer(copy_of(small_config))
-        compiled[backend] = torch.compile(model.density, backend="aot_eager")
-    for backend in ("torch", "cpp", "torch"):
-        with torch.no_grad(), NativeCalls() as seen:
-            compiled[backend](points)
-        assert bool(seen.calls) == (backend == "cpp"), backend
 
 
 def test_a_model_of_other_options_is_refused(small_config):
