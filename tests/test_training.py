@@ -130,9 +130,9 @@ def test_as_many_steps_as_asked_for_and_a_line_of_log_for_every_few(small_config
 def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_config, tmp_path):
     small_config.trainer.steps, small_config.trainer.log_every = 9, 2
     trainer, asked = make_trainer(small_config), []
-    assert not trainer.train(tmp_path / "run", should_stop=lambda: asked.append(1) or len(asked) > 5)
-    assert trainer.step == 5 and checkpoint.load(tmp_path / "run")[1]["step"] == 5
-    trainer.folder.append(run_files.LOG, json.dumps({"step": 6, "seconds": 1.0, "loss": 123.0}))  # not saved any more
+    assert not trainer.train(tmp_path / "run", should_stop=lambda: asked.append(1) or len(asked) > 6)
+    assert trainer.step == 6 and checkpoint.load(tmp_path / "run")[1]["step"] == 6
+    trainer.folder.append(run_files.LOG, json.dumps({"step": 7, "seconds": 1.0, "loss": 123.0}))  # not saved any more
     resumed = make_trainer(small_config)
     resumed.restore(tmp_path / "run")
     assert resumed.train(tmp_path / "run")
