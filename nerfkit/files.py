@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class OwnFolder:
         if kind:
             raise RunError(f"{self.path} holds a {kind} of nerfkit's, not a {self.kind}; choose another folder")
         try:
-            if any(self.path.iterdir()):
+            if any(not path.name.startswith(f".{MARKER}.") for path in self.path.iterdir()):  # left by a killed process
                 raise RunError(
                     f"{self.path} holds files that nerfkit did not write and does not change; "
                     "choose another folder, or empty this one"
@@ -97,8 +98,19 @@ class OwnFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another") from None
+            raise self._not_made(error) from None
         self._mark()
+
+    def check_writable(self) -> None:
+        """Raise RunError if the folder cannot be created or written to; nothing is left behind."""
+        place = next(path for path in (self.path, *self.path.absolute().parents) if os.path.exists(path))
+        try:
+            os.rmdir(tempfile.mkdtemp(prefix=f".{MARKER}.", dir=place))
+        except OSError as error:
+            raise self._not_made(error) from None
+
+    def _not_made(self, error: OSError) -> RunError:
+        return RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another")
 
     def note(self, name: str, is_there: bool = False) -> None:
         """List `name` as nerfkit's, before it is written, or where it `is_there` because a library has just made it.

@@ -28,9 +28,11 @@ def own_folder(path, kind: str = "run") -> OwnFolder:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which nobody, not even root, makes another")
-def test_a_folder_that_cannot_be_made_is_named():
+def test_a_folder_that_cannot_be_made_is_found_before_it_is(tmp_path):
+    OwnFolder(tmp_path / "a" / "b", "run").check_writable()
+    assert os.listdir(tmp_path) == []
     with raises_naming(RunError, "/proc/foo/run"):
-        own_folder(Path("/proc/foo/run"))
+        OwnFolder(Path("/proc/foo/run"), "run").check_writable()
 
 
 def test_no_link_is_followed(tmp_path):

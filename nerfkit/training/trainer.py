@@ -347,7 +347,7 @@ class Trainer:
         fill(self.model, "model", tensors, folder.path)
         fill(self.adjustments, "views", tensors, folder.path)
         try:
-            load_moments(self.optimizer, checkpoint.part(tensors, "optimizer"))
+            load_moments(self.optimizer, list(self.parameters.values()), checkpoint.part(tensors, "optimizer"))
             shared = state.get("parallel", {})
             if len(shared.get("n_rays", [])) == self.processes.size:
                 state["n_rays"] = shared["n_rays"][self.processes.rank]

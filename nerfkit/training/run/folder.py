@@ -101,12 +101,13 @@ class RunFolder(OwnFolder):
     def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
         """A folder for a new run, in which nothing changes before `start`.
 
-        Raises RunError if it holds a run already, which only `overwrite` replaces, or a user's files.
+        Raises RunError if it holds a run already, which only `overwrite` replaces, a user's files, or cannot be made.
         """
         folder = cls(path, overwrite)
         if folder.check_free():
             folder.lock()
             folder._check_no_run()
+        folder.check_writable()
         return folder
 
     def _check_no_run(self) -> None:
