@@ -68,7 +68,6 @@ class OwnFolder:
 
     def __init__(self, path: Path, kind: str):
         self.path, self.kind = path, kind
-        self.written: set[str] = set()  # through this object
         self._listed: set[str] = set()  # in the marker
         self._lock: int | None = None
 
@@ -94,12 +93,13 @@ class OwnFolder:
 
     def claim(self) -> None:
         """Create the folder, or use an empty one, and mark it; raises RunError if it holds other files."""
-        if not self.check_free():
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise self._not_made(error) from None
-            self._mark()
+        if self.check_free():
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._not_made(error) from None
+        self._mark()
 
     def check_writable(self) -> None:
         """Raise RunError if the folder cannot be created or written to; nothing is left behind."""
@@ -109,16 +109,16 @@ class OwnFolder:
         except OSError as error:
             raise self._not_made(error) from None
 
+    def _not_made(self, error: OSError) -> RunError:
+        return RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another")
+
     def note(self, name: str, is_there: bool = False) -> None:
         """List `name` as nerfkit's, before it is written, or where it `is_there` because a library has just made it.
 
         Raises RunError if the folder is gone, or another file has that name.
         """
-        is_gone = not (self.path / MARKER).exists()
-        if is_gone or (self._lock is not None and not os.path.samestat(os.fstat(self._lock), os.stat(self.path))):
-            raise RunError(
-                f"the folder {shown(self.path)} is gone, or its file {MARKER} is: nothing can be saved there"
-            )
+        if not (self.path / MARKER).exists():
+            raise RunError(f"{shown(self.path)} or its file {MARKER} is gone: nothing can be saved there")
         if name not in self._listed:
             if not (is_there or name.endswith("/")) and os.path.lexists(self.path / name):
                 raise RunError(f"{shown(self.path / name)} exists, and nerfkit did not write it; move it away")
@@ -131,7 +131,6 @@ class OwnFolder:
         if keep is not None:
             self.note(keep)
         atomic_write(self.path / name, content, self.path / keep if keep else None)
-        self.written.add(name)
 
     def append(self, name: str, line: str) -> None:
         """Append a line to the file `name`; raises RunError."""
@@ -239,9 +238,6 @@ class OwnFolder:
         if word != "nerfkit" or not kind:
             raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
         return kind, set(filter(_is_name, names))
-
-    def _not_made(self, error: OSError) -> RunError:
-        return RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another")
 
 
 def _is_name(name: str) -> bool:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,7 +25,6 @@ from nerfkit.errors import RunError
 LONGEST_STEP = timedelta(minutes=5)  # others are waited for while training; one that ended is noticed at once
 LONGEST_WAIT = timedelta(hours=2)  # elsewhere: images are read, shares of views are rendered
 SAME_ERROR = 1.0  # seconds in which an error that all processes find is told by the first
-GRACE = 25.0  # seconds from a signal to the end, even if a GPU waits for a lost process; torchrun kills after 30
 
 T = TypeVar("T")
 
@@ -93,7 +90,6 @@ class Several(Processes):
         self.store = dist.PrefixStore(f"nerfkit/{run}", store)
         self.exchanges = 0  # through the store so far
         self.text = f"{self.size} processes"
-        _end_some_time_after_a_signal()
 
     def join(self, device: str) -> str:
         """Connect the processes; a GPU is that of this process's number on its host."""
@@ -112,9 +108,7 @@ class Several(Processes):
         group = {"store": self.dist.PrefixStore("group", self.store), "rank": self.rank, "world_size": self.size}
         self.wait()
         self.dist.init_process_group(backend, timeout=LONGEST_STEP, device_id=own, **group)
-        hosts = len(set(self.gathered(socket.gethostname())))
-        on_hosts = f" on {hosts} hosts" if hosts > 1 else ""
-        self.text = f"{self.size} processes{on_hosts}, gradients over {'NCCL' if use_gpu else 'gloo'}"
+        self.text = f"{self.size} processes, gradients over {'NCCL' if use_gpu else 'gloo'}"
         return str(own) if own is not None else device
 
     def wait(self) -> None:
@@ -174,18 +168,3 @@ def start() -> Processes:
     """The processes that torchrun started, of which this is one; just this one without torchrun."""
     is_one_of_several = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
     return Several() if is_one_of_several else ALONE
-
-
-def _end_some_time_after_a_signal() -> None:
-    """End the process GRACE seconds after a signal that a handler of Python's remembers, whatever it is waiting for."""
-    reading, writing = socket.socketpair()
-    writing.setblocking(False)
-    signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-
-    def watch() -> None:
-        with writing:  # kept open
-            number = reading.recv(1)[0]
-            time.sleep(GRACE)
-            os._exit(128 + number)
-
-    threading.Thread(target=watch, name="signals", daemon=True).start()

@@ -246,7 +246,7 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
         scores(
             image_of(cameras, view)["rgb"],
             blend(of.images.image(view), background.cpu()),
-            pixels_that_count(of.images, of.views.cameras, view),
+            pixels_that_count(of.images, of.views, view),
             device=device,
         )
         for view in trainer.processes.share(min(n_views, len(cameras)))

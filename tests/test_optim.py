@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Adam, and the lazy one; their rate and the decay of tables in a training."""
+
 import pytest
 import torch
 
-from nerfkit.training.step.optim import LazyAdam, adam
+from nerfkit import config as config_module
+from nerfkit.errors import ConfigError
+from nerfkit.model.registry import build_model
+from nerfkit.training.step.optim import DECAY_EVERY, LazyAdam, learning_rate
 from tests.naming import raises_naming
+from tests.trainers import make_trainer, trained
 
 
-def trained(optimizer_of, device: str, steps: int = 5) -> list[torch.Tensor]:
+def moved(optimizer_of, device: str, steps: int = 5) -> list[torch.Tensor]:
     torch.manual_seed(0)
     params = [torch.randn(3, 2, device=device).requires_grad_(), torch.randn(4, device=device).requires_grad_()]
     optimizer = optimizer_of(params)
@@ -19,8 +25,8 @@ def trained(optimizer_of, device: str, steps: int = 5) -> list[torch.Tensor]:
 
 def test_is_adam_where_everything_has_a_gradient(device: str):
     rate = torch.tensor(0.1, device=device)
-    got = trained(lambda params: LazyAdam(params, rate, (0.8, 0.9), 1e-8), device)
-    wanted = trained(lambda params: torch.optim.Adam(params, 0.1, (0.8, 0.9), 1e-8), device)
+    got = moved(lambda params: LazyAdam(params, rate, (0.8, 0.9), 1e-8), device)
+    wanted = moved(lambda params: torch.optim.Adam(params, 0.1, (0.8, 0.9), 1e-8), device)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -35,43 +41,30 @@ def test_parameters_without_a_gradient_stay(device: str):
     assert a.tolist() == pytest.approx([1.0, 0.5]) and optimizer.state[a]["step"] == 1
 
 
-def test_state_goes_through_a_state_dict(device: str):
+@pytest.mark.parametrize("kind", [LazyAdam, torch.optim.Adam])
+def test_state_goes_through_a_state_dict(device: str, kind):
     """Also one that came from a file to the CPU, and from torch's Adam with its rate as a float."""
     grads = torch.randn(3, 4, device=device)
-    results = []
-    for first_of in (
-        lambda params: LazyAdam(params, 0.5, (0.8, 0.9), 1e-8),
-        lambda params: torch.optim.Adam(params, 0.5, (0.8, 0.9), 1e-8),
-    ):
-        x = torch.ones(4, device=device, requires_grad=True)
-        first = first_of([x])
-        for x.grad in grads[:2]:
-            first.step()
-        stored = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, first.state_dict())
-        second = LazyAdam([x], 0.1)
-        second.load_state_dict(stored)
-        x.grad = grads[2]
-        second.step()
-        assert second.state[x]["step"].device == x.device and second.state[x]["step"] == 3
-        results.append(x.detach())
-    x = torch.ones(4, device=device, requires_grad=True)
-    adam = torch.optim.Adam([x], 0.5, (0.8, 0.9), 1e-8)
-    for x.grad in grads:
-        adam.step()
-    for result in results:
-        torch.testing.assert_close(result, x.detach())
+    x, wanted = (torch.ones(4, device=device, requires_grad=True) for _ in range(2))
+    first, whole = kind([x], 0.5, (0.8, 0.9), 1e-8), torch.optim.Adam([wanted], 0.5, (0.8, 0.9), 1e-8)
+    for x.grad in grads[:2]:
+        first.step()
+    second = LazyAdam([x], 0.1)
+    second.load_state_dict(torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, first.state_dict()))
+    x.grad = grads[2]
+    second.step()
+    for wanted.grad in grads:
+        whole.step()
+    assert second.state[x]["step"].device == x.device and second.state[x]["step"] == 3
+    torch.testing.assert_close(x, wanted)
 
 
 @pytest.mark.parametrize(
     "arguments, error, named",
     [
         (([torch.ones(2).half()], 0.1), TypeError, ("parameters", "float32", "float64", "float16")),
-        (([torch.ones(2)], 0.1, (1.5, 0.9)), ValueError, ("betas", "0", "1", "(1.5, 0.9)")),
-        (
-            ([torch.ones(2), torch.ones(2, device="meta")], 0.1),
-            ValueError,
-            ("parameters", "['cpu', 'meta']"),
-        ),
+        (([torch.ones(2)], 0.1, (1.5, 0.9)), ValueError, ("betas", "(1.5, 0.9)")),
+        (([torch.ones(2), torch.ones(2, device="meta")], 0.1), ValueError, ("parameters", "['cpu', 'meta']")),
     ],
 )
 def test_bad_input(arguments: tuple, error, named: tuple):
@@ -104,9 +97,68 @@ def test_a_scaler_skips_what_overflows():
     assert scaler.get_scale() == 512.0
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_the_optimiser_of_a_run(lazy: bool):
-    """Hash grids want a short memory of squared gradients, and no epsilon that small gradients drown in."""
-    optimizer = adam([torch.nn.Parameter(torch.ones(3))], torch.tensor(0.01), lazy)
-    assert isinstance(optimizer, LazyAdam if lazy else torch.optim.Adam)
-    assert optimizer.defaults["betas"] == (0.9, 0.99) and optimizer.defaults["eps"] == 1e-15
+def test_the_optimiser_takes_the_rate_of_the_schedule(small_config):
+    """Adam's first step is as long as its rate, a tenth of it in a warm-up of ten."""
+    trainer = make_trainer(small_config)
+    bias = trainer.model.decoder.color_net.layers()[-1][1]
+    before = bias.detach().clone()
+    trainer.train_step()
+    torch.testing.assert_close((bias - before).abs(), torch.full((3,), 0.003), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("optimizer, stands_still", [("adam", False), ("lazy_adam", True)])
+def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands_still: bool):
+    """Without gradients Adam goes on by its old moments, the lazy one stands still."""
+    small_config.trainer.optimizer = optimizer
+    trainer = trained(small_config, 1)
+    table = trainer.model.grid.table
+    before = table.detach().clone()
+    table.grad = torch.zeros_like(table)
+    trainer.optimizer.step()
+    assert torch.equal(table, before) == stands_still
+
+
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [
+        ("exponential", (0.1, 0.1**1.5, 0.01, 0.001)),
+        ("linear", (0.1, 0.07525, 0.0505, 0.001)),
+        ("cosine", (0.1, 0.0855017857, 0.0505, 0.001)),
+    ],
+)
+def test_how_the_rate_falls(small_config, schedule: str, rates: tuple[float, ...]):
+    """At the start of the schedule, after a quarter and a half of it, and at its end."""
+    settings = small_config.trainer
+    settings.learning_rate, settings.final_learning_rate, settings.warmup, settings.schedule = 0.1, 0.001, 1, schedule
+    found = [learning_rate(settings, 100, progress) for progress in (0.0, 0.25, 0.5, 1.0)]
+    assert found == pytest.approx(rates) and learning_rate(settings, 100, 1.7) == pytest.approx(0.001)
+    settings.warmup = 10  # in which it rises
+    risen = [learning_rate(settings, step, 0.0) / 0.1 for step in (0, 4, 9, 10)]
+    assert risen == pytest.approx([0.1, 0.5, 1, 1])
+
+
+def test_a_decay_that_cannot_be_is_refused(small_config):
+    """One that would turn features round, and that of a model without tables."""
+    small_config.trainer.table_decay = 1 / small_config.trainer.learning_rate
+    with raises_naming(ConfigError, "trainer.table_decay", small_config.trainer.learning_rate):
+        config_module.check(small_config)
+    small_config.trainer.table_decay *= 0.99
+    model = build_model(small_config)
+    model.tables = lambda: []
+    with raises_naming(ConfigError, "trainer.table_decay", "tables"):
+        make_trainer(small_config, model=lambda config: model)
+
+
+def test_tables_decay_by_the_rate_and_networks_do_not(small_config):
+    """As if each step shrank a table by (1 - rate * decay), over a rate that changes, beside the optimiser's step."""
+    small_config.trainer.table_decay = 0.5
+    trainer, shrunk = make_trainer(small_config), 1.0
+    trainer.optimizer.step = lambda: None
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    for step in range(2 * DECAY_EVERY):
+        if step % DECAY_EVERY == 0:
+            shrunk *= (1 - trainer.learning_rate() * 0.5) ** DECAY_EVERY
+        trainer.train_step()
+    changed = [name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])]
+    assert changed == ["grid.table"] and shrunk < 0.95
+    torch.testing.assert_close(trainer.model.grid.table, before["grid.table"] * shrunk, rtol=1e-5, atol=0)

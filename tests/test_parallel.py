@@ -2,6 +2,7 @@
 """Several processes that train one run, over gloo."""
 
 import json
+import math
 import os
 import signal
 import time
@@ -15,8 +16,9 @@ from nerfkit.commands import train
 from nerfkit.errors import TrainingError
 from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.model.renderer import Renderer
-from nerfkit.training.run.files import read_log
+from nerfkit.training.evaluator import in_order
 from nerfkit.training.step import distributed
+from nerfkit.training.step.losses import squared_error
 from nerfkit.training.step.randomness import seed_step
 from nerfkit.training.trainer import Trainer
 from tests.processes import run_main
@@ -76,67 +78,57 @@ def config(small_config, monkeypatch):
     return small_config
 
 
-@pytest.mark.parametrize("n, lazy", [(2, True), (3, False)])
-def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy: bool):
-    config.trainer.optimizer = "lazy_adam" if lazy else "adam"
+def test_they_train_as_one_with_all_their_batches(config, tmp_path):
+    config.trainer.optimizer = "lazy_adam"
 
     def train(processes):
         trainer = trained(config, STEPS, double, processes=processes)
         return bits_of(trainer), int(trainer.training_step.n_rays), trainer.pop_stats()
 
-    shares = in_processes(n, tmp_path, train)
-    one, n_rays = trained_by_one(config, n, double)
-    assert [share[1] for share in shares] == n_rays and len(set(n_rays)) > 1
-    for name, wanted in one.model.state_dict().items():
-        torch.testing.assert_close(
-            shares[0][0][name], wanted, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
-        )
-        assert all(torch.equal(share[0][name], shares[0][0][name]) for share in shares)
-    assert shares[0][2]["loss"] == shares[1][2]["loss"]
+    (first, other), (one, n_rays) = in_processes(2, tmp_path, train), trained_by_one(config, 2, double)
+    assert [first[1], other[1]] == n_rays and len(set(n_rays)) > 1
+    torch.testing.assert_close(first[0], dict(one.model.state_dict()), rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(other[0][name], x) for name, x in first[0].items())
+    assert first[2]["loss"] == other[2]["loss"]
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_gradients_are_divided_by_the_weights_of_all(small_config, half: bool, monkeypatch):
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+def test_gradients_are_divided_by_the_weights_of_all(small_config, tmp_path, monkeypatch, precision: str):
     """A batch of no weight does not count, and a parameter without a gradient counts as one of zero."""
     monkeypatch.setattr(distributed, "LARGE", 3)
-    small_config.parallel.precision = "float16" if half else "float32"
-    model = torch.nn.ParameterList([torch.ones(3), torch.ones(2)])
-    (x, y), sent = model, []
+    small_config.parallel.precision = precision
 
-    class Two:
-        """With another process, whose weight is 2.5 and whose loss is (2 * x).sum(), 6."""
+    def add(processes):
+        model = torch.nn.ParameterList([torch.ones(3), torch.ones(2)])
+        (x, y), found = model, []
+        shared = distributed.Distributed(processes, small_config, model, torch.nn.Module(), torch.Generator())
+        for weights in ((1.0, 3.0), (0.0, 2.0)):
+            x.grad = y.grad = None
+            loss = (2 * x).sum() if processes.rank else (6 * x).sum() + y.sum()
+            shared.weighted(loss, torch.full((1,), weights[processes.rank])).backward()
+            counts, means = shared.added(torch.tensor([4.0, 9.0]).double(), loss.detach().double()[None])
+            found.append([x.grad.tolist(), y.grad.tolist(), counts.tolist(), means.item()])
+        return found, shared.bytes_added
 
-        size = 2
-
-        def add(self, values):
-            sent.append((values.dtype, tuple(values.shape)))
-            share = 1 - shared.share if len(sent) % 3 != 1 else None
-            values += (2.5, 2 * share if share is not None else 0, 0)[(len(sent) - 1) % 3]
-            if len(sent) % 3 == 0:
-                values[-1] += 6 * share
-
-    shared = distributed.Distributed(Two(), small_config, model, torch.nn.Module(), torch.Generator())
-    for weight, loss, wanted in ((7.0, lambda: (2 * x).sum() + y.sum(), 7 / 9.5), (0.0, lambda: (2 * x).sum(), 0.0)):
-        x.grad = y.grad = None
-        own = loss()
-        shared.weighted(own, torch.full((1,), weight)).backward()
-        counts, means = shared.added(torch.tensor([4.0, 9.0]).double(), own.detach().double()[None])
-        assert x.grad.tolist() == pytest.approx([2.0] * 3, rel=1e-3)
-        assert y.grad.tolist() == pytest.approx([wanted] * 2, rel=1e-3)
-        assert counts.tolist() == [4, 9]
-        assert means.item() == pytest.approx((weight * own.item() + 2.5 * 6) / (weight + 2.5))
-    precision = torch.float16 if half else torch.float32
-    assert sent == [(torch.float64, ()), (precision, (3,)), (torch.float32, (5,))] * 2
+    one, other = in_processes(2, tmp_path, add)
+    assert one == other == ([[[3.0] * 3, [0.25] * 2, [8, 18], 9.5], [[2.0] * 3, [0.0] * 2, [8, 18], 6.0]], one[1])
+    assert one[1] == (2 if precision == "float16" else 4) * 3 + 4 * 5
 
 
 def test_models_that_differ_are_an_error(config, tmp_path):
+    """In what was trained, in poses, and in the state at the start."""
+    config.data.appearance, config.data.poses = "affine", "refine"
+
     def train(processes):
-        trainer = trained(config, 1, processes=processes)
-        trainer.together.compare(1)
-        if processes.rank == 1:
-            trainer.model.decoder.density_net.packed.data[0] += 1e-6
-        with pytest.raises(TrainingError, match=r"step 1 .*decoder\.density_net\.packed"):
-            trainer.together.compare(1)
+        trainer = trained(config, STEPS, processes=processes)
+        trainer.together.compare(STEPS)
+        assert trainer.adjustments.poses.any() and trainer.adjustments.appearance.any()
+        for name in ("decoder.density_net.packed", "views.poses"):
+            value = trainer.parameters[name].data.flatten()
+            value[0] += 1e-6 * processes.rank
+            with pytest.raises(TrainingError, match=f"step {STEPS} .*{name}"):
+                trainer.together.compare(STEPS)
+            value[0] -= 1e-6 * processes.rank
         first = make_trainer(config, processes=processes)
         if processes.rank == 1:
             first.model.sampler.occupancy[0] = False
@@ -151,10 +143,11 @@ def test_going_on_with_any_number_of_processes(config, tmp_path):
     config.trainer.steps, run = 24, tmp_path / "run"
 
     def whole(processes):
-        return bits_of(trained(config, 6, processes=processes))
-
-    def first(processes):
-        trained(config, 4, processes=processes).save(run)
+        trainer = trained(config, 4, processes=processes)
+        trainer.save(run)
+        for _ in range(2):
+            trainer.timed_step()
+        return bits_of(trainer)
 
     def second(processes):
         trainer = make_trainer(config, processes=processes)
@@ -166,24 +159,12 @@ def test_going_on_with_any_number_of_processes(config, tmp_path):
         return bits_of(trainer)
 
     wanted = in_processes(2, tmp_path, whole)[0]
-    in_processes(2, tmp_path, first)
     for share in in_processes(2, tmp_path, second):
         assert all(torch.equal(share[name], x) for name, x in wanted.items())
     alone = make_trainer(config)
     alone.restore(run)
     assert (alone.step, alone.scheduled, alone.last_step) == (6, 12, 18)
-    alone.timed_step()
-    alone.save(run)
-
-    def third(processes):
-        trainer = make_trainer(config, processes=processes)
-        trainer.restore(run)
-        assert (trainer.step, trainer.scheduled, trainer.last_step) == (7, 13, 11)
-        assert trainer.train(run)
-        return trainer.step
-
-    assert in_processes(3, tmp_path, third) == [11] * 3
-    assert load_run(run, "cpu").state["step"] == 11
+    assert alone.train(run) and load_run(run, "cpu").state["step"] == 18
 
 
 def test_unbounded_space(config, tmp_path, monkeypatch):
@@ -194,30 +175,27 @@ def test_unbounded_space(config, tmp_path, monkeypatch):
     config.trainer.deterministic, config.sampling.kind = True, "contracted"
     run = tmp_path / "run"
 
+    def go_on(trainer):
+        for _ in range(7):
+            trainer.timed_step()
+        trainer.model.agree(trainer.processes)
+        return bits_of(trainer)
+
     def whole(processes):
         trainer = trained(config, 7, processes=processes)
         noted = trainer.model.sampler.unreached.tolist()
         assert processes.gathered(noted) != [noted] * 2, "a test of what they have alike needs a difference"
         trainer.save(run)
-        return bits_of(trainer)
+        return go_on(trainer)
 
     def second(processes):
         trainer = make_trainer(config, processes=processes)
         trainer.restore(run)
-        for _ in range(7):
-            trainer.timed_step()
-        trainer.model.agree(processes)
-        return bits_of(trainer)
+        return go_on(trainer)
 
-    def at_once(processes):
-        trainer = trained(config, 14, processes=processes)
-        trainer.model.agree(processes)
-        return bits_of(trainer)
-
-    in_processes(2, tmp_path, whole)
-    parts, wanted = in_processes(2, tmp_path, second), in_processes(2, tmp_path, at_once)
-    for bits in (*parts, wanted[1]):
-        assert all(torch.equal(bits[name], x) for name, x in wanted[0].items())
+    wanted, *others = (*in_processes(2, tmp_path, whole), *in_processes(2, tmp_path, second))
+    for bits in others:
+        assert all(torch.equal(bits[name], x) for name, x in wanted.items())
 
 
 def test_the_clock_of_the_first_is_that_of_all(config, tmp_path):
@@ -237,17 +215,14 @@ def test_the_clock_of_the_first_is_that_of_all(config, tmp_path):
 
 def test_a_loss_that_is_not_finite_in_one_stops_all(config, tmp_path):
     def train(processes):
-        trainer = make_trainer(config, processes=processes)
-        assert trainer.train_step() is None
+        trainer = trained(config, 1, processes=processes)
         trainer.save(tmp_path / "run")
         if processes.rank == 1:
-            loss, data_term = trainer.training_step.loss, trainer.training_step.loss.data_term
-            loss.data_term = lambda *a: {"mse": data_term(*a)["mse"] * float("nan")}
-        before = bits_of(trainer)
+            trainer.training_step.loss.data_term = lambda *both: {"mse": squared_error(*both)["mse"] * math.nan}
+        table = trainer.model.grid.table.detach().clone()
         with pytest.raises(TrainingError, match="nan at step 1"):
             trainer.train(tmp_path / "run")
-        occupancy = ("sampler.opacity", "sampler.occupancy")
-        assert all(torch.equal(before[name], x) for name, x in bits_of(trainer).items() if name not in occupancy)
+        assert torch.equal(trainer.model.grid.table, table)
 
     in_processes(2, tmp_path, train)
     assert load_run(tmp_path / "run", "cpu").state["step"] == 1
@@ -262,30 +237,31 @@ def options(config, tmp_path):
 
 
 def test_commands_share_the_work(options, tmp_path):
-    run = tmp_path / "run"
+    run, both, one = tmp_path / "run", tmp_path / "shared", tmp_path / "alone"
+    render = ("render", run, "--path", "test", "--outputs", "rgb,depth", "--device", "cpu", "--out")
     ended = forked(2, tmp_path, command("train", "--config", options, "--out", run))
     assert ended == [0, 0], ended.printed
     assert "2 processes" in ended.printed[0] and ended.printed[1] == ""
-    assert [line["step"] for line in read_log(run)] == [] and load_run(run, "cpu").state["step"] == 4
+    assert load_run(run, "cpu").state["step"] == 4
     shared = json.loads((run / "metrics.json").read_text())
-    path = ("--path", "test", "--outputs", "rgb,depth")
-    ended = forked(2, tmp_path, command("render", run, *path, "--out", tmp_path / "shared", "--device", "cpu"))
+    ended = forked(2, tmp_path, command(*render, both))
     assert ended == [0, 0] and ended.printed[1] == "", ended.printed
-    assert forked(1, tmp_path, command("eval", run, "--device", "cpu")) == [0]
-    alone = json.loads((run / "metrics.json").read_text())
-    assert shared["views"] == alone["views"] and shared["psnr"] == alone["psnr"] and len(shared["views"]) > 1
-    assert forked(1, tmp_path, command("render", run, *path, "--out", tmp_path / "alone", "--device", "cpu")) == [0]
-    names = sorted(file.name for file in (tmp_path / "alone").iterdir() if file.suffix in (".png", ".npz"))
-    assert len(names) == 5 * len(shared["views"])
-    for name in names:
-        assert (tmp_path / "shared" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
-    first, other = (tmp_path / "shared" / f"{shared['views'][view]['view']}.png" for view in (0, -1))
+    for alone in (("eval", run, "--device", "cpu"), (*render, one)):
+        assert forked(1, tmp_path, command(*alone)) == [0]
+    views = json.loads((run / "metrics.json").read_text())["views"]
+    assert shared["views"] == views and len(views) > 1
+    names = sorted(file.name for file in one.iterdir() if file.suffix in (".png", ".npz"))
+    assert len(names) == 5 * len(views)
+    assert [name for name in names if (both / name).read_bytes() != (one / name).read_bytes()] == []
+    first, other = (both / f"{views[view]['view']}.png" for view in (0, -1))
     first.unlink()
     kept = other.stat().st_mtime_ns
-    again = command("render", run, *path, "--out", tmp_path / "shared", "--device", "cpu", "--resume")
-    assert forked(2, tmp_path, again) == [0, 0]
-    assert first.exists()
-    assert other.stat().st_mtime_ns == kept
+    assert forked(2, tmp_path, command(*render, both, "--resume")) == [0, 0]
+    assert first.exists() and other.stat().st_mtime_ns == kept
+
+
+def test_views_that_were_dealt_out_are_in_order_again():
+    assert in_order([[0, 3, 6], [1, 4], [2, 5]]) == list(range(7))
 
 
 def test_what_all_find_wrong_is_said_once(options, tmp_path):
@@ -301,7 +277,6 @@ def fail() -> None:
     "rank, what, statuses, said, step",
     [
         (1, signal.SIGTERM, [143, 143], ("stopped at step 3", ""), 3),
-        (0, signal.SIGINT, [130, 130], ("stopped at step 3", ""), 3),
         (1, signal.SIGKILL, [1, -9], ("process 0 of 2: another process", ""), 1),
         (1, fail, [1, 1], ("process 0 of 2: another process", "process 1 of 2"), 1),
     ],

@@ -10,7 +10,6 @@ from nerfkit import ops
 from nerfkit.data.load import load_scene
 from nerfkit.errors import TrainingError
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run import checkpoint
 from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
@@ -44,25 +43,17 @@ def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path,
         torch.testing.assert_close(trainers[1].parameters[name].grad, p.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("leaves_out_half", [False, True])
-def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, leaves_out_half: bool):
+def test_rays_that_have_no_room_do_not_count(small_config):
     trainer = make_trainer(small_config)
     batch = trainer.views.draw(200)
     wanted = trainer.model(batch.rays, batch.background, batch.jitter)
-    if leaves_out_half:
-        n_samples = len(wanted.samples.positions)
-        density = trainer.model.density(wanted.samples.positions)
-        length = wanted.samples.t_ends - wanted.samples.t_starts
-        trainer.model.sampler.threshold.copy_(-torch.expm1(-density * length).median())
-        wanted = trainer.model(batch.rays, batch.background, batch.jitter)
-        assert 0.4 < len(wanted.samples.positions) / n_samples < 0.6
     capacity = int(wanted.samples.ray_offsets[100]) + 1
     got = trainer.model(batch.rays, batch.background, batch.jitter, capacity)
-    whole, background = wanted.samples.ray_offsets[1:] <= capacity, batch.background
+    whole = wanted.samples.ray_offsets[1:] <= capacity
     assert torch.equal(got.samples.ray_complete, whole) and 100 <= whole.sum() < 200
     assert got.samples.positions.shape[0] == capacity
     torch.testing.assert_close(got.color[whole], wanted.color[whole])
-    torch.testing.assert_close(got.color[~whole], background[~whole])
+    torch.testing.assert_close(got.color[~whole], batch.background[~whole])
 
 
 def test_rays_that_are_cut_off_are_not_learned_from(small_config):
@@ -82,19 +73,17 @@ def test_rays_that_are_cut_off_are_not_learned_from(small_config):
     assert torch.equal(seen["weight"], (complete & active).float())
 
 
-@pytest.mark.parametrize("background, color", [("white", 1.0), ("black", 0.0)])
-def test_the_background_is_random_at_first(small_config, tmp_path, background: str, color: float):
+def test_the_background_is_random_at_first(small_config):
     """And stays so where it is asked for by name."""
-    small_config.data.background, small_config.trainer.background_warmup = background, 2
+    small_config.data.background, small_config.trainer.background_warmup = "black", 2
     trainer = make_trainer(small_config)
     is_plain = []
     for _ in range(4):
         trainer.train_step()
-        is_plain.append(bool((trainer.views.draw(50).background == color).all()))
+        is_plain.append(not trainer.views.draw(50).background.any())
     assert is_plain == [False, False, True, True]
     small_config.data.background = "random"
-    trainer = make_trainer(small_config)
-    assert not (trainer.views.draw(50).background == color).any()
+    assert make_trainer(small_config).views.draw(50).background.all()
 
 
 def test_images_without_alpha_keep_their_background(small_config, tmp_path):
@@ -128,13 +117,7 @@ def differing(a: Trainer, b: Trainer) -> list[str]:
 WITH = {  # what changes in a step with its number, or that it learns beside the model
     "the_defaults": {},
     "light_and_poses": {"data": {"appearance": "affine", "poses": "refine"}},
-    "table_decay": {"trainer": {"table_decay": 0.1, "schedule": "cosine"}},
-    "unbounded": {"sampling": {"kind": "contracted"}, "trainer": {"distortion": 0.003, "schedule": "linear"}},
-    "unbounded_light_and_poses": {
-        "data": {"appearance": "affine", "poses": "refine"},
-        "sampling": {"kind": "contracted"},
-        "trainer": {"distortion": 0.003},
-    },
+    "unbounded": {"sampling": {"kind": "contracted"}, "trainer": {"distortion": 0.003, "table_decay": 0.1}},
 }
 
 
@@ -186,37 +169,27 @@ def test_nan_in_a_recorded_step_is_found_at_the_next_log(gpu_config, tmp_path):
     assert checkpoint.load(tmp_path / "run")[1]["step"] == 10
 
 
-@pytest.mark.cuda
-def test_a_single_loss_that_is_not_finite_is_passed_over(gpu_config, tmp_path):
-    trainer = trained(gpu_config, 10)
-    bias = trainer.model.decoder.color_net.layers()[-1][1]
-    with torch.no_grad():
-        kept = bias.clone()
-        bias.fill_(float("nan"))
-        trainer.train_step()
-        bias.copy_(kept)
-    for _ in range(10):
-        trainer.train_step()
-    assert not trainer.training_step.failed and trainer.training_step.last_loss.isfinite()
-    assert all(p.isfinite().all() for p in trainer.model.parameters())
-
-
 def test_a_step_that_overflows_is_skipped_and_the_scale_falls(small_config, tmp_path):
-    """As in half precision on a GPU, with its sizes and its scaler but without a graph."""
+    """As in half precision on a GPU, with its sizes and its scaler but without a graph; so is a loss of NaN."""
     trainer = make_trainer(small_config)
-    step = trainer.training_step
+    step, table, bias = trainer.training_step, trainer.model.grid.table, trainer.model.decoder.color_net.layers()[-1][1]
     step.static_shapes, step.scaler = True, torch.amp.GradScaler("cpu", init_scale=1024.0)
     step._run()
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    hook = trainer.model.grid.table.register_hook(lambda grad: grad * float("inf"))
+    hook = table.register_hook(lambda grad: grad * float("inf"))
     step._run()
     hook.remove()
-    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
-    assert not step.failed and step.scaler.get_scale() == 512
+    assert step.scaler.get_scale() == 512
+    kept = bias.detach().clone()
+    bias.data.fill_(float("nan"))
     step._run()
-    assert not torch.equal(trainer.model.grid.table, before["grid.table"])
+    bias.data.copy_(kept)
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+    assert not step.failed and step.scaler.get_scale() == 256
+    step._run()
+    assert not torch.equal(table, before["grid.table"])
     trainer.save(tmp_path / "run")
-    assert checkpoint.load(tmp_path / "run")[1]["scaler"]["scale"] == 512
+    assert checkpoint.load(tmp_path / "run")[1]["scaler"]["scale"] == 256
 
 
 @pytest.mark.cuda
@@ -259,16 +232,15 @@ def test_a_loss_that_is_not_finite_after_the_last_log_is_found(small_config, tmp
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("backend", ["torch", "cuda"])
-def test_training_on_a_gpu_learns_the_toy_scene(small_config, tmp_path, backend: str):
-    small_config.device, small_config.trainer.steps, small_config.model.levels = "cuda", 200, 8
+def test_training_on_a_gpu_learns_the_toy_scene(small_config, backend: str):
+    small_config.device, small_config.model.levels = "cuda", 8
     with ops.backend(backend):
-        trainer = make_trainer(small_config)
+        trainer = trained(small_config, 150)
         assert trainer.training_step.static_shapes == (backend == "cuda")
-        trainer.train(tmp_path / "run")
-        views = load_scene(small_config.data.path).split("test")
-        state = {"seconds": trainer.seconds, "step": trainer.step}
-        metrics = evaluate(trainer.model, small_config, views, state, trainer.folder, torch.device("cuda"))
-    assert metrics["psnr"] > 17, "white scores 12"
+        trainer.pop_stats()
+        for _ in range(50):
+            trainer.train_step()
+    assert trainer.pop_stats()["psnr"] > 17, "white scores 12"
 
 
 @pytest.mark.cuda
@@ -299,22 +271,3 @@ def test_deterministic_is_asked_of_torch_for_a_step_alone(small_config):
     trainer.model.update = lambda step: seen.append(torch.are_deterministic_algorithms_enabled())
     trainer.train_step()
     assert seen == [True] and not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_network_without_a_kernel_can_still_be_recorded(small_config, monkeypatch):
-    """What auto takes for it has static shapes; any other op in PyTorch has not."""
-    trainer = make_trainer(small_config)
-    step, on = trainer.training_step, {op: ops.Resolved("cuda", "") for op in trainer.model.used_ops}
-    step.device = torch.device("cuda")
-    for unfused, wanted in (((), True), (("mlp",), True), (("march",), False), (("mlp", "lltm"), False)):
-        chosen = on | dict.fromkeys(unfused, ops.Resolved("torch", ""))
-        monkeypatch.setattr(trainer.model, "resolved", lambda device, chosen=chosen: chosen)
-        assert step._can_be_recorded() == wanted, unfused
-
-
-@pytest.mark.parametrize("n_samples, wanted", [(1, 200), (10**9, 64), (4096 * 100 // 150, 150)])
-def test_the_number_of_rays_changes_at_most_twofold_a_step(small_config, n_samples: int, wanted: int):
-    """After 100 complete rays, for 4096 samples a step: the first samples of a field say little about the next."""
-    step = make_trainer(small_config).training_step
-    step._adapt_ray_count(torch.tensor(100), torch.tensor(n_samples))
-    assert int(step.n_rays) == pytest.approx(wanted, abs=1)

@@ -281,3 +281,11 @@ def test_mutated(tmp_path):
         (tmp_path / MAIN).write_bytes(mutated(text, generator) if trial % 2 else json.dumps(changed).encode())
         loaded.add(is_read(read, tmp_path))
     assert loaded == {True, False}, "both happen among them"
+
+
+def test_files_that_would_change_the_scene_are_not_passed_over(tmp_path):
+    put(tmp_path, content_of(aabb_scale=1), "more.json")
+    assert any("more.json" in note.text for note in read(put(tmp_path, content_of(aabb_scale=1))).notes)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "rays_1.dat").write_bytes(b"rays")
+    check_refused(read, tmp_path, "rays_1.dat")

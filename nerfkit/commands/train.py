@@ -26,14 +26,13 @@ from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
-from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
-from nerfkit.training.run.files import METRICS, read_config
+from nerfkit.training.evaluator import check_scorable, evaluate
+from nerfkit.training.run.files import METRICS, in_one_line, read_config
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.step.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
-from nerfkit.training.watching.progress import Progress
-from nerfkit.training.watching.tensorboard import summary_writer
+from nerfkit.training.watching.progress import Progress, summary_writer
 from nerfkit.viewer.page import Page
 
 # float32 values: features, hidden layers and their gradients; a measured lower bound of a step.

@@ -82,8 +82,7 @@ def _of_each(move: Tensor, unit: float, n_rays: int) -> tuple[Tensor, Tensor]:
 def frozen(model: Model) -> Iterator[None]:
     """No parameter of `model` takes a gradient inside."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    for p in trained:
-        p.requires_grad_(False)
+    model.requires_grad_(False)
     try:
         yield
     finally:

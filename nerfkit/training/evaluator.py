@@ -37,7 +37,6 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, file_stem, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
 from nerfkit.training.run.files import METRICS, OTHER_SCORES, OWN_SCORES, score_name
-from nerfkit.training.run.files import in_one_line as in_one_line
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.version import versions
 
@@ -128,18 +127,20 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def beside_truth(
     image_of: ImageRenderer, images: ImagePool, views: Views, cameras: Cameras, view: int
 ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-    """Truth [H, W, 3] and rendering of one view, and which pixels count, [H, W] bool, or None for all.
+    """Truth [H, W, 3] and rendering of one view, and its `pixels_that_count`.
 
-    `cameras` are those of the views on the model's device. Raises RunError if no pixel counts.
+    `cameras` are those of the views on the model's device.
     """
     truth = blend(images.image(view), image_of.background.cpu())
-    rendered = image_of(cameras, view)
-    return truth, rendered, counted_pixels(images, views, view)
+    return truth, image_of(cameras, view), pixels_that_count(images, views, view)
 
 
-def counted_pixels(images: ImagePool, views: Views, view: int) -> Tensor | None:
+def pixels_that_count(images: ImagePool, views: Views, view: int) -> Tensor | None:
     """Pixels [H, W] of one view that are scored, bool, or None for all; raises RunError if none is."""
-    counts = pixels_that_count(images, views.cameras, view)
+    known, ignored = views.cameras.known_image(view), images.mask(view)
+    counts = known
+    if ignored is not None:
+        counts = ~ignored if known is None else known & ~ignored
     if counts is not None and not counts.any():
         raise RunError(f"view {views.names[view]}: its mask leaves no pixel to be scored; leave the image out")
     return counts
@@ -214,8 +215,6 @@ def _comparison_folder(folder: RunFolder, name: str, files: set[str]) -> OwnFold
         earlier = {file for file in found.names() if file.endswith(".png")} - files  # of another checkpoint
         if earlier:  # the first process has removed them: the others do not disturb it
             found.clear(keep=found.names() - earlier)
-        for file in sorted(files):  # which several processes are about to write
-            found.note(file)
         return found
     except RunError as error:
         if name != OWN_SCORES:
@@ -231,14 +230,6 @@ def _check_score(row: dict[str, Any], split: str) -> None:
                 f"{split} view {row['view']}: {name} is {row[name]}, as the model's colors are not finite. "
                 "No scores are written; is the checkpoint damaged, or did training diverge?"
             )
-
-
-def pixels_that_count(images: ImagePool, cameras: Cameras, view: int) -> Tensor | None:
-    """Pixels [H, W] of one image that are scored, bool; None if all are."""
-    known, ignored = cameras.known_image(view), images.mask(view)
-    if known is None or ignored is None:
-        return known if ignored is None else ~ignored
-    return known & ~ignored
 
 
 def protocol(

@@ -30,7 +30,7 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import typed
 from nerfkit.training.building import built, check_seen, class_of
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import LOG, NAN_REPORT
+from nerfkit.training.run.files import LOG
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.run.load import fill
 from nerfkit.training.step.adjustments import ViewAdjustments
@@ -394,30 +394,15 @@ class Trainer:
             call(line)
 
     def check_finite(self, of_loss_alone: bool = False) -> None:
-        """Raise TrainingError if the loss or a parameter is not finite."""
-        if not of_loss_alone and not all(bool(p.isfinite().all()) for p in self.parameters.values()):
-            raise self._not_finite("a parameter is not finite", {})
-        if self.training_step.failed:
-            raise self._not_finite(f"the loss is {self.training_step.last_loss.item()}", self.training_step.last_batch)
-
-    def _not_finite(self, what: str, batch: dict[str, Tensor]) -> TrainingError:
-        """What stops the training; a run with a checkpoint keeps that, and gets a report of the last batch and of the
-        parameters."""
-        stopped = f"{what} at step {self.step}; stopped."
+        """Raise TrainingError if the loss or a parameter is not finite; a run keeps its last checkpoint."""
+        wrong = [name for name, p in self.parameters.items() if not p.isfinite().all()] if not of_loss_alone else []
+        if not wrong and not self.training_step.failed:
+            return
+        what = f"the parameter {wrong[0]} is not finite" if wrong else f"the loss is {self.training_step.last_loss}"
         lower = f"--trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
         if self.folder is None or not checkpoint.exists(self.folder.path):
-            return TrainingError(f"{stopped} Try a lower rate: {lower}")
-        if self.processes.is_first:
-            report = {
-                "step": self.step,
-                "what": what,
-                "learning_rate": self.learning_rate(),
-                "n_rays": int(self.training_step.n_rays),
-                "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (batch | self.parameters).items()},
-                "largest": {name: x.detach().abs().max().item() for name, x in self.parameters.items()},
-            }
-            self.folder.write(NAN_REPORT, json.dumps(report, indent=1))
-        return TrainingError(
-            f"{stopped} The last good checkpoint is kept in {self.folder.path}, what was being trained is in "
-            f"{NAN_REPORT}. Go on from the checkpoint with a lower rate: {typed('--resume', self.folder.path)} {lower}"
+            raise TrainingError(f"{what} at step {self.step}; stopped. Try a lower rate: {lower}")
+        raise TrainingError(
+            f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {self.folder.path}. "
+            f"Go on from it with a lower rate: {typed('--resume', self.folder.path)} {lower}"
         )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from nerfkit.errors import ConfigError, UserError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.registry import import_own
 from nerfkit.ops import distortion
+from nerfkit.reading import shown
 
 LossFn = Callable[[Rendering, Batch], dict[str, Tensor]]
 
@@ -51,7 +51,7 @@ class TrainingLoss:
         if not are_scalars or not terms:
             raise LossError(
                 f"a loss_fn, or trainer.loss, must return a dict of scalar tensors by name, such as {{'l1': "
-                f"nerfkit.weighted_mean(error, batch.weight)}}; got {_shapes(terms)}"
+                f"nerfkit.weighted_mean(error, batch.weight)}}; got {shown(repr(terms))}"
             )
         if self.distortion is None:
             return terms
@@ -94,12 +94,6 @@ def name_of(loss_fn: LossFn) -> str:
     """As `loss_function` takes it, if the function can be imported."""
     named = loss_fn if hasattr(loss_fn, "__qualname__") else type(loss_fn)
     return f"{named.__module__}:{named.__qualname__}"
-
-
-def _shapes(terms: Any) -> str:
-    if isinstance(terms, dict):
-        return "{" + ", ".join(f"{name!r}: {_shapes(term)}" for name, term in terms.items()) + "}"
-    return f"a tensor of shape {list(terms.shape)}" if isinstance(terms, Tensor) else type(terms).__name__
 
 
 class Distortion:

@@ -66,7 +66,6 @@ class TrainingStep:
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # rays, samples, pixel error, loss, its terms
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)  # losses in a row that were not finite
         self.last_loss = torch.zeros((), device=device)
-        self.last_batch: dict[str, Tensor] = {}  # rays and rendering of the last step
         self.steps = 0  # since `pop_stats`
         self.backends = ops.choices()
         self.static_shapes = self._can_be_recorded()
@@ -169,8 +168,6 @@ class TrainingStep:
             ray_complete = rendering.samples.ray_complete & active
             n_samples = rendering.samples.ray_offsets[n_rays]
         rendering = self.adjustments.rendering(rendering, batch)
-        named = rays._asdict() | rendering._asdict()
-        self.last_batch = {name: x.detach() for name, x in named.items() if isinstance(x, Tensor)}
         weight = batch.weight * ray_complete  # [R]
         batch = batch._replace(rays=rays, weight=weight)
         terms = self.loss(rendering, batch)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training writes on its way, beside log and checkpoints: pictures, scores of held-out views, TensorBoard."""
+"""What a training writes beside log and checkpoints: pictures, scores of held-out views, a plot, TensorBoard."""
 
 from __future__ import annotations
 
 import json
 import math
+from io import BytesIO
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nerfkit.config import Config
 from nerfkit.data.images.pixels import background_color
@@ -15,13 +17,13 @@ from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import RunError, UserError
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training.evaluator import beside_truth, counted_pixels, evenly_chosen, psnr_of
-from nerfkit.training.run.files import LOG, TEST_PSNR
+from nerfkit.training.evaluator import SCORES, beside_truth, evenly_chosen, pixels_that_count, psnr_of
+from nerfkit.training.run.files import LOG, LOSS_PLOT, TENSORBOARD, TEST_PSNR, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.previews import Previews, shown_view
-from nerfkit.training.watching.tensorboard import TensorBoard
 
+EVENTS = "events.out.tfevents.*"
 SCORED_VIEWS = 8  # of a test split, at a time: training waits for them
 
 
@@ -67,8 +69,6 @@ class Progress:
         if self.previews is not None:
             self.previews.finish(self.trainer, stopped)
         if self.trainer.processes.is_first:
-            from nerfkit.training.watching.plot import plot_training  # matplotlib is slow to import
-
             plot_training(self.folder)
 
     def close(self, metrics: dict[str, Any] | None = None) -> None:
@@ -76,7 +76,7 @@ class Progress:
         if self.board is not None:
             if metrics is not None:
                 self.board.add_scores(metrics)
-            self.board.close()
+            self.board.writer.close()
 
 
 class ScoresOverTime:
@@ -96,7 +96,7 @@ class ScoresOverTime:
         self.cameras = self.views.cameras.to(device)
         self.images = self.views.load() if own else None
         for view in range(len(own)):
-            counted_pixels(self.images, self.views, view)  # fails, if it does, before anything is trained
+            pixels_that_count(self.images, self.views, view)  # fails, if it does, before anything is trained
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
         self.folder = folder
@@ -122,3 +122,79 @@ class ScoresOverTime:
                 truth, rendered, counts = beside_truth(image_of, self.images, self.views, self.cameras, view)
                 own.append(psnr_of(rendered["rgb"], truth, counts))
         return sum(sum(share) for share in self.processes.gathered(own)) / self.n_views
+
+
+def summary_writer() -> Any:
+    """torch's SummaryWriter; UserError that says how to get the package that it needs."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            'trainer.tensorboard needs the package tensorboard: pip install "nerfkit[tensorboard]", or leave it out '
+            "with --trainer.tensorboard false"
+        ) from None
+    return SummaryWriter
+
+
+class TensorBoard:
+    """Writes what is logged: `train/...`, scores of held-out views on the way and at the end, and pictures.
+
+    A run that goes on continues its curves: what an earlier part wrote of later steps is dropped by TensorBoard.
+    """
+
+    def __init__(self, folder: RunFolder, step: int):
+        self.folder = folder.child(TENSORBOARD, TENSORBOARD)
+        before = set(self.folder.path.glob(EVENTS))
+        self.writer = summary_writer()(str(self.folder.path), purge_step=step + 1)
+        for file in set(self.folder.path.glob(EVENTS)) - before:
+            self.folder.note(file.name, is_there=True)
+
+    def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
+        """Write what `trainer` logs, and the pictures."""
+        trainer.on_log.append(self.add_line)
+        if previews is not None:
+            previews.on_picture.append(self.add_picture)
+            self.writer.add_image("truth", previews.truth, trainer.step, dataformats="HWC")
+
+    def add_line(self, line: dict[str, float]) -> None:
+        for name, value in line.items():
+            if name == TEST_PSNR:
+                self.writer.add_scalar("test/psnr", value, line["step"])
+            elif name != "step":
+                self.writer.add_scalar(f"train/{name}", value, line["step"])
+
+    def add_picture(self, step: int, picture: Tensor) -> None:
+        """A picture [H, W, 3] in [0, 1]."""
+        self.writer.add_image("preview", picture, step, dataformats="HWC")
+
+    def add_scores(self, metrics: dict[str, Any]) -> None:
+        """Scores after the training."""
+        for name in SCORES:
+            if metrics.get(name) is not None:
+                self.writer.add_scalar(f"test/final_{name}", metrics[name], metrics["steps"])
+
+
+def plot_training(folder: RunFolder) -> None:
+    """Draw metrics.jsonl as loss.png; nothing if nothing was logged yet."""
+    from matplotlib.figure import Figure  # slow to import; not pyplot, whose backend is the caller's
+
+    lines, scores = read_log(folder.path), read_scores(folder.path)
+    if not lines and not scores:
+        return
+    seconds = [line["seconds"] for line in lines]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.semilogy(seconds, [line["loss"] for line in lines], color="tab:blue")
+    left.set(xlabel="training time [s]", ylabel="loss", title="loss")
+    right.plot(seconds, [line.get("psnr", float("nan")) for line in lines], color="tab:orange", label="training rays")
+    right.set(xlabel="training time [s]", ylabel="PSNR of the training rays [dB]", title="PSNR")
+    if scores:
+        held_out = [[line[key] for line in scores] for key in ("seconds", TEST_PSNR)]
+        right.plot(*held_out, color="tab:green", marker=".", label="held-out views")
+        right.set_ylabel("PSNR [dB]")
+        right.legend()
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    content = BytesIO()
+    figure.savefig(content, dpi=100)
+    folder.write(LOSS_PLOT, content.getvalue())

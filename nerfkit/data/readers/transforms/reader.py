@@ -80,6 +80,9 @@ def read(folder: Path) -> Capture:
     content = _content(file)
     dialect, note = _dialect(content)
     notes: list[str | Note] = [note]
+    others = sorted(other.name for other in folder.glob("*.json") if other.name not in (MAIN, *SPLIT_FILES))
+    if others:
+        notes.append(f"{MAIN} is read, and no other JSON file: {shown(', '.join(others))}")
     frames = sorted(_frames(content, file), key=lambda frame: frame.name)
     _check_distinct(frames)
     masks, white_ignores, mask_notes = _find_masks(frames, folder)
@@ -206,7 +209,12 @@ def _images(
 
 
 def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], bool, list[str]]:
-    """The mask of every frame, if it has one; whether white is ignored; and notes."""
+    """The mask of every frame, if it has one; whether white is ignored; and notes. Refuses instant-ngp's ray files."""
+    for frame in frames:
+        for name in (f"rays_{frame.path.stem}.dat", f"{frame.path.stem}.alpha{frame.path.suffix}"):
+            if os.path.lexists(other := frame.path.with_name(name)):
+                advice = "move it away, and give images of a camera with their alpha"
+                raise SceneError(f"{frame.where}: {shown(other)} is not supported; {advice}")
     beside = [frame.path.with_name(f"{DYNAMIC}{frame.path.stem}.png") for frame in frames]
     dynamic = [file if os.path.exists(file) else None for file in beside]
     first = next(filter(None, dynamic), None)

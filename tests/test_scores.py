@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of held-out views: after a training, worked out anew from the images, and on its way, with what shows them."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import figure
+from PIL import Image
+
+from nerfkit import config as config_module
+from nerfkit.commands import train
+from nerfkit.data.load import load_scene
+from nerfkit.errors import ConfigError, UserError
+from nerfkit.metrics import ssim
+from nerfkit.parallel import ALONE
+from nerfkit.training.evaluator import evaluate
+from nerfkit.training.run.files import LOG, read_log, read_scores
+from nerfkit.training.run.folder import RunFolder, describe
+from nerfkit.training.trainer import Trainer
+from nerfkit.training.watching import progress
+from nerfkit.training.watching.progress import ScoresOverTime, TensorBoard, plot_training
+from tests.naming import raises_naming
+from tests.processes import run_main
+from tests.torchrun import in_processes
+from tests.toy_scene import write_scene
+from tests.trainers import make_trainer
+
+STATE = {"seconds": 12.345, "step": 7, "backend": {"lltm": "torch"}}
+
+
+@pytest.fixture
+def scored(small_config, tmp_path):
+    """A field of three steps, over black, its scores and its folder; the model that gave them, and the truth."""
+    small_config.data.background, small_config.trainer.steps = "black", 3
+    small_config.eval.comparisons = 1
+    trainer = make_trainer(small_config)
+    trainer.train(tmp_path / "run")
+    views = load_scene(small_config.data.path).split("test")
+    metrics = evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
+    pixels = views.load().stack().double() / 255
+    return metrics, trainer, views, pixels[..., :3] * pixels[..., 3:]  # over black
+
+
+def rendered(trainer, cameras, view: int) -> torch.Tensor:
+    """The image by the model itself, all rays at once."""
+    with torch.no_grad():
+        color = trainer.model(cameras.image_rays(view), torch.zeros(3)).color
+    return color.clamp(0, 1).unflatten(0, (cameras.height, cameras.width))
+
+
+def test_scores_are_means_over_the_views(scored):
+    metrics, trainer, views, truth = scored
+    images = [rendered(trainer, views.cameras, view) for view in range(2)]
+    scores = [-10 * math.log10((image.double() - truth[view]).square().mean()) for view, image in enumerate(images)]
+    assert [row["psnr"] for row in metrics["views"]] == pytest.approx(scores, abs=1e-3)
+    assert abs(scores[0] - scores[1]) > 0.01, "they differ, so that a mean is no maximum"
+    assert metrics["psnr"] == pytest.approx(sum(scores) / 2, abs=1e-3)
+    similar = [ssim(image, truth[view].float()) for view, image in enumerate(images)]
+    assert [row["ssim"] for row in metrics["views"]] == pytest.approx(similar, abs=1e-5)
+    assert metrics["ssim"] == pytest.approx(sum(similar) / 2, abs=1e-5)
+    assert [row["view"] for row in metrics["views"]] == ["r_0", "r_1"]
+
+
+def test_what_is_written_of_a_run(scored):
+    metrics, trainer, views, _ = scored
+    assert json.loads((trainer.folder.path / "metrics.json").read_text()) == metrics
+    assert (metrics["n_views"], metrics["steps"], metrics["train_seconds"]) == (2, 7, 12.35)
+    assert metrics["backend"] == {"lltm": "torch"}
+    protocol = metrics["protocol"]
+    assert protocol["split"] == "test" and protocol["background"] == [0, 0, 0] and protocol["downscale"] == 1
+    assert protocol["size"] == f"{views.cameras.width}x{views.cameras.height}"
+    assert protocol["lens"] == "pinhole" and protocol["ignored_pixels"] == 0
+    assert set(protocol["backend"]) == set(trainer.model.used_ops)
+
+
+def test_a_comparison_is_truth_render_and_error_side_by_side(scored):
+    _, trainer, views, truth = scored
+    (file,) = (trainer.folder.path / "eval").glob("*.png")
+    image = np.asarray(Image.open(file)).astype(float) / 255
+    width, render = views.cameras.width, rendered(trainer, views.cameras, 0)
+    assert file.stem == "r_0" and image.shape == (views.cameras.height, 3 * width, 3)
+    np.testing.assert_allclose(image[:, :width], truth[0].numpy(), atol=0.5 / 255 + 1e-6)
+    np.testing.assert_allclose(image[:, width : 2 * width], render.numpy(), atol=0.5 / 255 + 1e-6)
+    error, brightness = (render - truth[0]).abs().mean(-1).numpy(), image[:, 2 * width :].sum(-1)
+    assert brightness[error < 0.002].max() < 0.2 and brightness[error > 0.25].min() > 2.2
+    assert np.corrcoef(error.clip(max=0.25).ravel(), brightness.ravel())[0, 1] > 0.9
+
+
+def test_as_many_comparisons_as_asked_for_spread_over_the_views(small_config, tmp_path):
+    """Of the last scoring alone, and what nerfkit did not write."""
+    small_config.eval.split, folder = "train", tmp_path / "run/eval/train"
+    trainer = make_trainer(small_config)
+    trainer.save(tmp_path / "run")
+    views = load_scene(small_config.data.path).split("train")
+    for asked, wanted in ((3, {"r_0", "r_4", "r_8"}), (0, set()), (-1, {f"r_{view}" for view in range(12)})):
+        small_config.eval.comparisons = asked
+        evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
+        (folder / "mine.png").write_bytes(b"")
+        assert {file.stem for file in folder.glob("*.png")} == wanted | {"mine"}
+
+
+@pytest.fixture
+def config(small_config, tmp_path, monkeypatch):
+    """Of a scene with five test views, of which three are scored."""
+    monkeypatch.setattr(progress, "SCORED_VIEWS", 3)
+    small_config.data.path = str(write_scene(tmp_path / "scene", counts={"train": 8, "test": 5}))
+    small_config.trainer.steps, small_config.trainer.log_every = 30, 4
+    small_config.eval.every = 10
+    return small_config
+
+
+def trained(config, folder, processes=ALONE, scores: bool = True) -> Trainer:
+    """With scores on the way."""
+    scene, run = load_scene(config.data.path), RunFolder(folder)
+    trainer = make_trainer(config, processes=processes)
+    if processes.is_first:
+        run.start(config, describe(scene))
+    processes.wait()
+    if scores:
+        ScoresOverTime(config, scene.split("test"), trainer.device, processes).attach(trainer, run)
+    trainer.train(run)
+    return trainer
+
+
+def test_they_are_the_scores_of_evaluation_and_change_nothing(config, tmp_path):
+    run, state = tmp_path / "run", torch.get_rng_state()
+    trainer, plain = trained(config, run), trained(config, tmp_path / "plain", scores=False)
+    assert torch.equal(torch.get_rng_state(), state) and trainer.model.training == plain.model.training
+    assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in plain.model.state_dict().items())
+    lines = read_scores(run)
+    assert [line["step"] for line in lines] == [10, 20, 30] and lines[0]["seconds"] < lines[2]["seconds"]
+    assert [line["step"] for line in read_log(run)] == [4, 8, 12, 16, 20, 24, 28]
+    views = load_scene(config.data.path).split("test")[[0, 1, 3]]
+    metrics = evaluate(trainer.model.eval(), config, views, STATE, RunFolder.existing(run), trainer.device)
+    assert lines[2]["test_psnr"] == pytest.approx(metrics["psnr"], abs=1e-4)
+
+
+def test_processes_share_the_views(config, tmp_path):
+    """Scores are those of one process, written once, also where there are fewer views than processes."""
+    config.parallel.steps_scale, config.trainer.steps, config.eval.every = 1.0, 4, 4
+    views = load_scene(config.data.path).split("test")
+
+    def train_shared(processes):
+        trainer = trained(config, tmp_path / "shared", processes)
+        few = ScoresOverTime(config, views[[0]], trainer.device, processes).score(trainer)
+        return few, ScoresOverTime(config, views, trainer.device).score(trainer)
+
+    (few, _), (same, alone) = in_processes(2, tmp_path, train_shared)
+    assert few == same > 5
+    (line,) = read_scores(tmp_path / "shared")
+    assert line["step"] == 4 and line["test_psnr"] == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_resumed_run_scores_no_step_twice(config, tmp_path):
+    trainer = trained(config, tmp_path / "run")
+    trainer.folder.append(LOG, json.dumps({"step": 40, "seconds": 9.0, "test_psnr": 99.0}))  # not saved any more
+    config.trainer.steps = 50
+    resumed = make_trainer(config)
+    resumed.restore(tmp_path / "run")
+    views = load_scene(config.data.path).split("test")
+    ScoresOverTime(config, views, resumed.device).attach(resumed, resumed.folder)
+    resumed.train(resumed.folder)
+    lines = read_scores(tmp_path / "run")
+    assert [line["step"] for line in lines] == [10, 20, 30, 40, 50] and max(x["test_psnr"] for x in lines) < 60
+    assert len(read_log(tmp_path / "run")) == 12
+
+
+def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
+    figures, made = [], figure.Figure
+    monkeypatch.setattr(figure, "Figure", lambda **options: figures.append(made(**options)) or figures[-1])
+    log = [{"step": step, "seconds": step / 2, "loss": 0.1, "psnr": 10.0 + step} for step in (1, 2)]
+    score = {"step": 2, "seconds": 1.0, "test_psnr": 8.5}
+    for name, lines in {"both": [*log, score], "alone": [score]}.items():
+        folder = RunFolder(tmp_path / name)
+        folder.claim()
+        for line in lines:
+            folder.append(LOG, json.dumps(line))
+        plot_training(folder)
+        assert (tmp_path / name / "loss.png").exists()
+    drawn = [line.get_xydata().tolist() for line in figures[0].axes[1].lines]
+    assert drawn == [[[0.5, 11.0], [1.0, 12.0]], [[1.0, 8.5]]]
+
+
+@pytest.fixture
+def options(config, tmp_path):
+    config.trainer.preview_every, config.eval.comparisons = 10, 0
+    config_module.dump(config, tmp_path / "options.toml")
+    return ["--config", str(tmp_path / "options.toml"), "--out", str(tmp_path / "run")]
+
+
+def test_the_command_writes_them_all(options, tmp_path):
+    run = tmp_path / "run"
+    assert run_main(train, *options) == 0
+    assert [line["step"] for line in read_scores(run)] == [10, 20, 30]
+    names = {file.name for file in (run / "previews").iterdir()} - {".nerfkit"}
+    pictures = {f"{step:06d}.png" for step in (10, 20, 30)}
+    assert names == pictures | {"truth.png", "strip.png", "progress.gif", "progress.mp4"}
+    assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
+    assert run_main(train, *options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0") == 0
+    assert not (run / "previews").exists() and read_scores(run) == []
+    with raises_naming(ConfigError, "eval.split", "val", "train", "test"):
+        run_main(train, *options, "--overwrite", "--eval.split", "val")
+    assert (run / "metrics.json").exists(), "the run is still there"
+
+
+def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    nowhere = ["--config", "cpu", "--data.path", tmp_path / "nowhere"]
+    with raises_naming(UserError, "tensorboard", 'pip install "nerfkit[tensorboard]"'):
+        run_main(train, *nowhere, "--trainer.tensorboard", "true")
+
+
+def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
+    """A run that was resumed has one curve; steps after the checkpoint, which it trains again, are in it once."""
+    pytest.importorskip("tensorboard", reason="needs the extra 'tensorboard'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def events() -> EventAccumulator:
+        found = EventAccumulator(str(run / "tensorboard"))
+        found.Reload()
+        return found
+
+    def curve(name: str) -> list[tuple[int, float]]:
+        return [(event.step, event.value) for event in events().Scalars(name)]
+
+    run = tmp_path / "run"
+    assert run_main(train, *options, "--trainer.tensorboard", "true") == 0
+    wanted = [(line["step"], pytest.approx(line["psnr"], rel=1e-5)) for line in read_log(run)]
+    assert curve("train/psnr") == wanted
+    wanted = [(line["step"], pytest.approx(line["test_psnr"], rel=1e-5)) for line in read_scores(run)]
+    assert curve("test/psnr") == wanted
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert curve("test/final_psnr") == [(30, pytest.approx(metrics["psnr"], rel=1e-5))]
+    pictures = [(picture.step, picture.width, picture.height) for picture in events().Images("preview")]
+    assert pictures == [(10, 26, 22), (20, 26, 22), (30, 26, 22)] and events().Images("truth")[0].width == 26
+    ahead = TensorBoard(RunFolder.existing(run), 30)
+    ahead.add_line({"step": 32, "psnr": 99.0})  # of a part of the run that was killed before it saved
+    ahead.writer.close()
+    assert run_main(train, "--resume", run, "--trainer.steps", "40") == 0
+    assert [step for step, _ in curve("train/psnr")] == [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
+    assert max(psnr for _, psnr in curve("train/psnr")) < 60
+    assert run_main(train, *options, "--overwrite") == 0
+    assert not (run / "tensorboard").exists(), "they are nerfkit's, and go with the run"
