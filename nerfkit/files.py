@@ -69,6 +69,7 @@ class OwnFolder:
     def __init__(self, path: Path, kind: str):
         self.path, self.kind = path, kind
         self._listed: set[str] = set()  # in the marker
+        self.written: set[str] = set()  # by this process
         self._lock: int | None = None
 
     def check_free(self) -> bool:
@@ -131,6 +132,7 @@ class OwnFolder:
         if keep is not None:
             self.note(keep)
         atomic_write(self.path / name, content, self.path / keep if keep else None)
+        self.written.add(name)
 
     def append(self, name: str, line: str) -> None:
         """Append a line to the file `name`; raises RunError."""

@@ -53,23 +53,13 @@ if wanted build; then
   step build "$python" setup.py build_ext -i
   step doctor "$python" -m nerfkit doctor
 fi
-# A process for each file or folder of tests, JOBS at a time; fails if one of them does, or collects nothing.
-all_tests() {
-  local status=0 log
-  printf '%s\n' tests/ops/test_*.py tests/test_*.py tests/package/test_*.py nerfkit |
-    xargs -P "${JOBS:-8}" -I{} sh -c '"$0" -m pytest -rfEs --tb=short "$1" >"$2/tests-$(echo "$1" | tr / _).log" 2>&1' \
-      "$python" {} "$out" || status=1
-  for log in "$out"/tests-*.log; do
-    echo "${log##*/tests-}: $(tail -n 1 "$log")"
-    grep -E '^(FAILED|ERROR|SKIPPED)' "$log"
-  done
-  return $status
-}
-
 if wanted tests; then
-  rm -f "$out"/tests-*.log
-  step tests all_tests
-  cat "$out/tests.log"
+  pytest=("$python" -m pytest --numprocesses "${JOBS:-8}" --dist worksteal -rfEs --tb=short)
+  step tests_gpu "${pytest[@]}" -m "cuda and not two_gpus"
+  # The others fork processes that train, which torch refuses once its threads of a GPU run: they see no GPU, as in CI.
+  CUDA_VISIBLE_DEVICES="" REQUIRE_CUDA="" step tests_cpu "${pytest[@]}" -m "not cuda and not two_gpus and not long"
+  [[ -z ${REQUIRE_TWO_GPUS:-} ]] || step tests_two_gpus "$python" -m pytest -rfEs -m two_gpus
+  tail -n 3 "$out"/tests_*.log
 fi
 if wanted sanitizer; then
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
@@ -96,9 +86,9 @@ if wanted sanitizer; then
   fi
 fi
 if wanted bench; then
-  step bench "$python" -W ignore scripts/bench_ops.py --out "$out/h200.json"
-  step tutorials "$python" -W ignore scripts/bench_ops.py --suite tutorials --out "$out/h200_tutorials.json"
-  step counters "$python" -W ignore scripts/counters.py --out "$out/h200_counters.json"
+  step bench "$python" -W ignore scripts/bench_ops.py --out "$out/ops.json"
+  step tutorials "$python" -W ignore scripts/bench_ops.py --suite tutorials --out "$out/tutorials.json"
+  step counters "$python" -W ignore scripts/counters.py --out "$out/counters.json"
   cat "$out/counters.log" "$out/tutorials.log" "$out/bench.log"
 fi
 printf '%s\n' "${summary[@]}"

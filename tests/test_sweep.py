@@ -63,20 +63,6 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
     assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 10
 
 
-def test_runs_of_another_time_or_device_are_not_mixed(tmp_path, capsys):
-    file = tmp_path / "s.json"
-    runs = [
-        {"case": "default", "scene": "toy", "seed": 0, "seconds": seconds, "steps_asked": 0, "device": device,
-         "psnr": psnr, "ms_per_step": 1.0}
-        for seconds, device, psnr in ((30.0, "a", 30.0), (60.0, "a", 40.0), (30.0, "b", 20.0))
-    ]  # fmt: skip
-    file.write_text(json.dumps({"runs": runs}))
-    assert sweep.main(["--json", str(file)]) == 0
-    printed = capsys.readouterr().out
-    assert_names(printed, "30 s, a", "60 s, a", "30 s, b", "30.00", "40.00", "20.00")
-    assert "±" not in printed
-
-
 def test_values_of_a_case_need_no_quotes():
     options = bench_train.BenchOptions()
     changed = bench_train.changed(options, 'data.masks=cutout,trainer.schedule="cosine",model.state=8')

@@ -4,20 +4,9 @@
 import pytest
 import torch
 
-from scripts.bench_ops import difference, in_turns_with_limit
-from scripts.timing import LONGEST_AHEAD, Timer, turns_of
-from scripts.work import Side, Work
+from scripts.bench_ops import difference
+from scripts.work import Side
 from tests.naming import raises_naming
-
-TURNS = [  # calls, seconds, seconds to queue them, turns
-    (7, 0.2, 1e-5, 5), (7, 0.9, 1e-5, 3), (7, 2.5, 1e-5, 1), (64, 0.2, 1e-5, 1),
-    (7, 0.2, LONGEST_AHEAD / 28, 2), (7, 0.2, LONGEST_AHEAD, 1), (1, 0.1, 1e-5, 1),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("calls, elapsed, queued, turns", TURNS)
-def test_short_rows_repeat(calls: int, elapsed: float, queued: float, turns: int):
-    assert turns_of(calls, elapsed, queued) == turns
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1.5])
@@ -38,12 +27,3 @@ def test_copies_are_equal_and_lie_elsewhere():
         copy = side.inputs["x"]
         assert torch.equal(copy, x) and copy.stride() == x.stride() and copy.is_leaf and copy.requires_grad
         assert not side.inputs["y"].requires_grad
-
-
-@pytest.mark.parametrize("n_bytes, products, limited", [(2**16, 0, True), (0, 2**20, True), (0, 0, False)])
-def test_a_limit_on_a_cpu_is_a_copy_or_a_product(n_bytes: int, products: int, limited: bool):
-    x = {"x": torch.ones(4)}
-    work = Work("op", "case", x, lambda x: x["x"], lambda x: x["x"], "same", n_bytes, 2 * n_bytes, products=products)
-    assert work.least("both") == (3 * n_bytes, 3 * products) and work.least("inference") == (0, 0)
-    fused, baseline, limit = in_turns_with_limit(work, "forward", Timer("cpu", repeats=2, warmup=0))
-    assert fused > 0 and baseline > 0 and (limit > 0) == limited

@@ -40,7 +40,7 @@ def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     data = safetensors.torch.save(tensors, metadata={"state": text, "checksum": checksum(tensors, text)})
     try:
-        folder.write(NEWEST, data, PREVIOUS if _is_intact(folder.path / NEWEST) else None)
+        folder.write(NEWEST, data, PREVIOUS if _is_intact(folder) else None)
         folder.write(STATE, json.dumps(state, indent=1))
     except RunError as error:
         raise RunError(f"cannot save the checkpoint in {folder.path}: {error}; the last one is kept") from None
@@ -85,12 +85,15 @@ def checksum(tensors: dict[str, Tensor], state: str) -> str:
     return f"{crc:08x}"
 
 
-def _is_intact(path: Path) -> bool:
+def _is_intact(folder: OwnFolder) -> bool:
+    """Whether the newest checkpoint can become the previous one; what this process wrote is not read again."""
     try:
-        _read(path)
+        if NEWEST not in folder.written:
+            _read(folder.path / NEWEST)
+        with safetensors.safe_open(folder.path / NEWEST, framework="pt"):  # of the length in its header
+            return True
     except (*BROKEN, RunError):
         return False
-    return True
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -111,4 +114,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} has checkpoint format {state['format']}, this nerfkit reads {FORMAT_VERSION}; "
             "use the version of nerfkit that wrote it"
         )
+    kinds = {"step": int, "seconds": (int, float), "n_rays": int, "random": dict}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]:
+        raise ValueError(f"its state has no {wrong[0]}")
     return tensors, state
