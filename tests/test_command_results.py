@@ -22,7 +22,7 @@ from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import read_config, read_log
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
-from tests.toy_runs import BOX, STEPS, write_options
+from tests.toy_scene import BOX, STEPS, write_options
 
 pytestmark = pytest.mark.slow
 

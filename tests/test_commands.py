@@ -24,8 +24,7 @@ from nerfkit.training.run.files import PATHS
 from nerfkit.training.run.folder import RunFolder
 from tests.naming import assert_names
 from tests.processes import ROOT, call, call_process
-from tests.toy_runs import write_options
-from tests.toy_scene import change, write_scene
+from tests.toy_scene import change, write_options, write_scene
 
 pytestmark = pytest.mark.slow
 UNSCORED = ("--eval.after_training", "false")

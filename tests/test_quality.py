@@ -18,7 +18,7 @@ from nerfkit.metrics import psnr
 from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.trainer import Trainer
-from tests.shipped_scene import ROOT, needs_images_of
+from tests.test_shipped_data import ROOT, needs_images_of
 
 WHITE = torch.ones(3)
 

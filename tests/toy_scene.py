@@ -15,6 +15,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from nerfkit import config as config_module
+
+BOX, STEPS = (-0.8, -0.8, -0.7, 0.8, 0.8, 0.9), 60  # of the options below, which train within a second
 ANGLE_X = 0.7
 WIDTH, HEIGHT = 26, 22
 BALLS = np.array([[0.0, 0, 0], [0.45, 0.1, 0.2], [-0.3, 0.4, -0.2]])  # centres
@@ -112,3 +115,17 @@ def change(folder: Path, edit: Callable[[dict], object]) -> None:
     content = json.loads(file.read_text())
     edit(content)
     file.write_text(json.dumps(content))
+
+
+def write_options(folder: Path) -> Path:
+    """The toy scene in `folder`/scene, and a file of options for it."""
+    config = config_module.Config(device="cpu")
+    config.data.path, config.data.box = str(write_scene(folder / "scene", size=(15, 13))), BOX
+    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 24
+    config.model.hidden = config.model.state = 16
+    config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
+    config.trainer.steps, config.trainer.samples, config.trainer.log_every = STEPS, 1024, 20
+    config.trainer.learning_rate, config.trainer.warmup, config.trainer.background_warmup = 0.03, 5, 0
+    config.eval.comparisons = 1
+    config_module.dump(config, folder / "options.toml")
+    return folder / "options.toml"
