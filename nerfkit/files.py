@@ -118,7 +118,8 @@ class OwnFolder:
 
         Raises RunError if the folder is gone, or another file has that name.
         """
-        if not (self.path / MARKER).exists():
+        moved = self._lock is not None and not _is_same(self._lock, self.path)
+        if moved or not (self.path / MARKER).exists():
             raise RunError(f"{shown(self.path)} or its file {MARKER} is gone: nothing can be saved there")
         if name not in self._listed:
             if not (is_there or name.endswith("/")) and os.path.lexists(self.path / name):
@@ -240,6 +241,11 @@ class OwnFolder:
         if word != "nerfkit" or not kind:
             raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
         return kind, set(filter(_is_name, names))
+
+
+def _is_same(opened: int, path: Path) -> bool:
+    """Whether the folder that is open is the one at `path` still: it may have been moved, and another be there."""
+    return os.path.exists(path) and os.path.samestat(os.fstat(opened), os.stat(path))
 
 
 def _is_name(name: str) -> bool:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs a GPU, in one go: build, tests with none skipped for want of one, sanitizers, determinism's price, benchmark.
+# Everything that needs a GPU, in one go: build, tests with none skipped for want of one, sanitizers, benchmark.
 #   scripts/gpu_check.sh [FOLDER]     logs and JSON go to FOLDER (default build/gpu_check); one table at the end
 # PART=build,tests,sanitizer,bench runs some of it.
 set -uo pipefail

@@ -209,3 +209,13 @@ def test_another_run_in_a_folder_of_this_one_is_not_cleared(tmp_path):
     own_folder(tmp_path / "run" / "eval").write("checkpoint", "another run's")
     folder.clear()
     assert (tmp_path / "run" / "eval" / "checkpoint").exists()
+
+
+def test_a_folder_that_was_moved_is_not_written_to_where_another_came(tmp_path):
+    folder = own_folder(tmp_path / "run")
+    folder.lock()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    own_folder(tmp_path / "run").write("a.txt", "another's")
+    with raises_naming(RunError, tmp_path / "run"):
+        folder.write("a.txt", "mine")
+    assert (tmp_path / "run" / "a.txt").read_text() == "another's"

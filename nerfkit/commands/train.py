@@ -149,8 +149,8 @@ def find_scene(options: TrainOptions) -> Scene:
         if before is None or before.path == data.path:
             raise
         raise SceneError(
-            f"{error}. The run was trained on a scene of format {before.format}, at {shown(before.path)}; give that "
-            "one with --data.path, or train a new run without --resume"
+            f"{error}. If this is another scene: the run's, of format {before.format}, was at {shown(before.path)}; "
+            "give that one with --data.path, or train a new run without --resume"
         ) from None
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -28,8 +29,8 @@ def scene_of(config: Config, frame: Frame | None = None, report: Callable[[str],
     """The scene of `config.data`, as it is trained, scored and shown; with the `frame` of a run, in that frame.
 
     With a data.box, the files' frame is the model's, and what lies outside of the box counts only if sampling.kind is
-    contracted. Otherwise the frame is found, except for a format whose scenes stand in a known box. `report` gets the
-    progress of finding poses.
+    contracted. Otherwise the frame is found, except for a format whose scenes stand in a known box. `report` gets a
+    line where poses have to be found.
     """
     data = config.data
     capture = load_capture(data.path, data.format, data.sfm, report, seeks_points=frame is None)
@@ -64,7 +65,7 @@ def load_scene(
 def load_capture(
     path: str, format: str = "auto", sfm: str = "", report: Callable[[str], None] = print, seeks_points: bool = True
 ) -> Capture:
-    """What a reader finds at `path`, and its image files; `report` gets the progress of finding poses.
+    """What a reader finds at `path`, and its image files; `report` gets a line where poses have to be found.
 
     Of several formats in a folder, "auto" takes the one with sparse points if it `seeks_points`, or else the first:
     runs that say "auto" are of a time when it did.
@@ -112,10 +113,13 @@ def _check_photographs(folder: Path) -> None:
     place = image_folder(folder)
     try:
         entries = list(place.iterdir())
-        inner = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-        files = entries if any(map(readers.formats_of, inner)) else [*entries, *(f for i in inner for f in i.iterdir())]
     except OSError:
-        entries = files = []
+        entries = []
+    inner, files = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")], list(entries)
+    if not any(map(readers.formats_of, inner)):
+        for entry in inner:
+            with contextlib.suppress(OSError):  # one that may not be read
+                files += entry.iterdir()
     if not any(file.suffix.lower() in SUFFIXES for file in files):
         if kinds := Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in OTHERS):
             listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

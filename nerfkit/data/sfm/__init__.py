@@ -34,7 +34,7 @@ ELSEWHERE = "choose another folder with --data.sfm"
 
 
 def solve(source: Path, out: Path | None = None, report: Report = print) -> Path:
-    """The COLMAP folder of a folder of photographs or of a video, made unless it is there; `report` gets progress.
+    """The COLMAP folder of a folder of photographs or of a video, made unless it is there; `report` gets lines.
 
     Raises SceneError, among others if fewer than half of the photographs get a pose.
     """

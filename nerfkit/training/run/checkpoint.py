@@ -92,8 +92,10 @@ def _is_intact(folder: OwnFolder) -> bool:
             _read(folder.path / NEWEST)
         with safetensors.safe_open(folder.path / NEWEST, framework="pt"):  # of the length in its header
             return True
-    except (*BROKEN, RunError):
+    except BROKEN:
         return False
+    except RunError:  # of another format, or too large to be read now: not broken
+        return True
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -31,7 +31,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
-from nerfkit.errors import RunError
+from nerfkit.errors import RunError, SceneError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import (
@@ -75,11 +75,15 @@ class RunScene:
         """Lens of each of its images, of whose distortion its cameras know nothing; raises as `cameras`."""
         cameras, found = self.cameras(split, file), []
         for view, entry in enumerate(self.splits[split]["frames"]):
-            if "lens" in entry:
-                found.append(Lens(**{**entry["lens"], "params": tuple(entry["lens"]["params"])}))
-            else:
-                focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
-                found.append(Lens("PINHOLE", (*focal, *center), *cameras.size(view)))
+            try:
+                if "lens" in entry:
+                    found.append(Lens(**{**entry["lens"], "params": tuple(entry["lens"]["params"])}))
+                else:
+                    focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
+                    found.append(Lens("PINHOLE", (*focal, *center), *cameras.size(view)))
+            except (TypeError, KeyError, SceneError) as error:
+                name = shown(str(entry.get("file_path", view)))
+                raise RunError(f"view {name} of the run in {file.parent} has an invalid lens: {error}") from None
         return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -57,7 +58,7 @@ class Progress:
             try:
                 self.board = TensorBoard(folder, trainer.step)
                 self.board.attach(trainer, self.previews)
-            except RunError as error:  # of files of somebody else: the training is worth more
+            except (RunError, OSError) as error:  # files of somebody else, a full disk: the training is worth more
                 print(f"nothing is written for TensorBoard: {error}")
         if self.scores is not None:
             self.scores.attach(trainer, folder)
@@ -76,7 +77,7 @@ class Progress:
         if self.board is not None:
             if metrics is not None:
                 self.board.add_scores(metrics)
-            self.board.writer.close()
+            self.board.close()
 
 
 class ScoresOverTime:
@@ -148,30 +149,48 @@ class TensorBoard:
         self.writer = summary_writer()(str(self.folder.path), purge_step=step + 1)
         for file in set(self.folder.path.glob(EVENTS)) - before:
             self.folder.note(file.name, is_there=True)
+        self._failed = False
 
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
         """Write what `trainer` logs, and the pictures."""
         trainer.on_log.append(self.add_line)
         if previews is not None:
             previews.on_picture.append(self.add_picture)
-            self.writer.add_image("truth", previews.truth, trainer.step, dataformats="HWC")
+            self._add("image", "truth", previews.truth, trainer.step, dataformats="HWC")
 
     def add_line(self, line: dict[str, float]) -> None:
         for name, value in line.items():
             if name == TEST_PSNR:
-                self.writer.add_scalar("test/psnr", value, line["step"])
+                self._add("scalar", "test/psnr", value, line["step"])
             elif name != "step":
-                self.writer.add_scalar(f"train/{name}", value, line["step"])
+                self._add("scalar", f"train/{name}", value, line["step"])
 
     def add_picture(self, step: int, picture: Tensor) -> None:
         """A picture [H, W, 3] in [0, 1]."""
-        self.writer.add_image("preview", picture, step, dataformats="HWC")
+        self._add("image", "preview", picture, step, dataformats="HWC")
 
     def add_scores(self, metrics: dict[str, Any]) -> None:
         """Scores after the training."""
         for name in SCORES:
             if metrics.get(name) is not None:
-                self.writer.add_scalar(f"test/final_{name}", metrics[name], metrics["steps"])
+                self._add("scalar", f"test/final_{name}", metrics[name], metrics["steps"])
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._attempt(self.writer.close)
+
+    def _add(self, kind: str, *values: Any, **options: Any) -> None:
+        self._attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))
+
+    def _attempt(self, act: Callable[[], object]) -> None:
+        """Do something, unless that failed before: a full disk ends no training."""
+        if self._failed:
+            return
+        try:
+            act()
+        except OSError as error:
+            self._failed = True
+            print(f"nothing more is written for TensorBoard: {error}")
 
 
 def plot_training(folder: RunFolder) -> None:
