@@ -79,7 +79,9 @@ class OwnFolder:
             self._listed = names
             return True
         if kind:
-            raise RunError(f"{self.path} holds a {kind} of nerfkit's, not a {self.kind}; choose another folder")
+            raise RunError(
+                f"{self.path} is a folder of another kind, {kind}, not {self.kind}; choose another"
+            )
         try:
             if any(not path.name.startswith(f".{MARKER}.") for path in self.path.iterdir()):  # left by a killed process
                 raise RunError(

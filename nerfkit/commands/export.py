@@ -129,7 +129,8 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
         except mesh.NoSurfaceError as error:
             work.remove()
-            raise UserError(f"{error}; lower --level, or {where(run, options)}") from None
+            other = "take --from depth, " if options.source == "density" else ""
+            raise UserError(f"{error}; {other}lower --level, or {where(run, options)}") from None
         if not len(shape.faces):
             work.remove()
             raise UserError(f"no surface lies in the crop; {where(run, options)}")

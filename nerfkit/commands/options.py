@@ -234,7 +234,7 @@ def export_options(arguments: list[str]) -> ExportOptions:
     asked = bool(arguments) and arguments[0] in ("-h", "--help")
     if arguments and not asked:
         raise UserError(
-            f"add what to export after the run folder: {', '.join(KINDS)}; got only {' '.join(arguments[:2])!r:.80}"
+            f"give what to export after the run folder: {', '.join(KINDS)}; got {' '.join(arguments[:2])!r:.80}"
         )
     print(EXPORT_USAGE)
     sys.exit(0 if asked else 2)

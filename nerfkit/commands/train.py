@@ -308,8 +308,8 @@ def decisions(config: ResolvedConfig, verbose: bool) -> list[tuple[str, str]]:
             for name, made in config.decisions.items()
         ]
     n_auto = sum(made.by not in ("user", "preset") for name, made in config.decisions.items() if name != "size")
-    text = f"size {config.size}; {n_auto} options were left as auto: -v prints what decided each"
-    return [("options", text)]
+    text = f"; {n_auto} options were left as auto: -v prints what decided each" if n_auto else ""
+    return [("options", f"size {config.size}{text}")]
 
 
 def how_it_runs(trainer: Trainer) -> str:
