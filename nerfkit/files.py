@@ -79,9 +79,7 @@ class OwnFolder:
             self._listed = names
             return True
         if kind:
-            raise RunError(
-                f"{self.path} is a folder of another kind, {kind}, not {self.kind}; choose another"
-            )
+            raise RunError(f"{self.path} is a folder of another kind, {kind}, not {self.kind}; choose another")
         try:
             if any(not path.name.startswith(f".{MARKER}.") for path in self.path.iterdir()):  # left by a killed process
                 raise RunError(

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/sweep.py: what was measured is not measured again, and a verdict needs more than the spread of the seeds."""
 
-from __future__ import annotations
-
 import pytest
 
 from nerfkit.config import FIELD
@@ -57,9 +55,8 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
 
 
 def test_values_of_a_case_need_no_quotes():
-    changed = bench_train.changed(
-        options := bench_train.BenchOptions(), 'data.masks=cutout,trainer.schedule="cosine",model.state=8'
-    )
+    options = bench_train.BenchOptions()
+    changed = bench_train.changed(options, 'data.masks=cutout,trainer.schedule="cosine",model.state=8')
     assert (changed.data.masks, changed.trainer.schedule, changed.model.state) == ("cutout", "cosine", 8)
     with raises_naming(UserError, "nothing.at_all=1", "GROUP.OPTION"):
         bench_train.changed(options, "nothing.at_all=1")
