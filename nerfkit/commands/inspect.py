@@ -338,8 +338,8 @@ def _frusta(images: Sequence[PosedImage], poses: np.ndarray) -> np.ndarray:
 
 
 def _limits(positions: np.ndarray, box: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest corner [3] of what is drawn: the cameras, and the box unless it is enormous."""
-    low, high = np.minimum(positions.min(0), 0), np.maximum(positions.max(0), 0)  # the origin, too
+    """Lowest and highest corner [3] of the drawing: cameras and origin, and the box up to three times as far."""
+    low, high = np.minimum(positions.min(0), 0), np.maximum(positions.max(0), 0)
     reach = 3 * max(float((high - low).max()), 1.0)
     low, high = np.minimum(low, np.maximum(box[0], low - reach)), np.maximum(high, np.minimum(box[1], high + reach))
     margin = 0.05 * float((high - low).max())

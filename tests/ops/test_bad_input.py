@@ -11,6 +11,7 @@ from nerfkit import ops
 from nerfkit.ops.dispatch import OPS
 from tests.naming import raises_naming
 from tests.ops.cases import offsets
+from tests.ops.harness import as_tuple
 
 rand = torch.rand
 ONE_RAY = offsets(4)
@@ -131,7 +132,7 @@ WRONG_TYPE = [
 CALLS = [(ValueError, *bad) for bad in WRONG_SHAPE] + [(TypeError, *bad) for bad in WRONG_TYPE]
 
 
-def call(op: str, change: dict) -> None:
+def call(op: str, change: dict) -> object:
     arguments = GOOD[op] | change
     if op == "mlp":
         return ops.mlp(arguments["parameters"], arguments["widths"], *arguments["inputs"])
@@ -145,7 +146,9 @@ def parts_of(named: str) -> list[str]:
 
 @pytest.mark.parametrize("op", OPS)
 def test_good_input(op: str):
-    call(op, {})
+    """So what a bad input raises is of what was changed in it."""
+    result = call(op, {})
+    assert all(x.isfinite().all() for x in as_tuple(result))
 
 
 @pytest.mark.parametrize("error, op, change, named", CALLS)

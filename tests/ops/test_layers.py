@@ -120,7 +120,7 @@ def test_why_a_gpu_has_no_kernel(gpu, dtype, widths: tuple, inputs: tuple, named
 
 
 @pytest.mark.parametrize("backend, device", fused_params("mlp"))
-def test_by_name_it_never_falls_back(backend: str, device: str, monkeypatch):
+def test_by_name_it_is_refused_and_under_auto_the_definition_runs(backend: str, device: str, monkeypatch):
     monkeypatch.setattr(sys.modules["nerfkit.ops.mlp"], "why_no_kernel", lambda *_: "its kernel takes none of these")
     case = cases("mlp")[0]
     refused_by_name(case, backend, case.arguments(torch.float16, device))

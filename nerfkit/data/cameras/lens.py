@@ -87,7 +87,7 @@ class Lens:
     def __post_init__(self) -> None:
         if self.model in list(UNSUPPORTED):
             raise SceneError(f"camera model {self.model} is not supported; {UNDISTORT}")
-        if self.model not in list(MODELS):  # a list: what cannot be hashed is none of them either
+        if self.model not in list(MODELS):  # a list can be searched for any value, also one without a hash
             raise SceneError(
                 f"unknown camera model {_got(self.model)}; known are {', '.join(MODELS)}; else {UNDISTORT}"
             )

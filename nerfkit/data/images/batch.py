@@ -224,15 +224,15 @@ class WindowOfPixels:
         n_slots = min(len(pool), n_bytes // (self.slot_size * (channels + (pool.ignored is not None))))
         if n_slots < min(MIN_WINDOW, len(pool)):
             raise SceneError(
-                f"the images do not fit into {n_bytes / 2**30:.1f} GB, half of what is free on {device}, nor do "
-                f"{MIN_WINDOW} of them; raise data.downscale"
+                f"not even {MIN_WINDOW} images fit into {n_bytes / 2**30:.1f} GB, half of the free memory of {device}; "
+                "raise data.downscale"
             )
         self.n_slots = n_slots
         self.every = max(1, min(REFRESH_EVERY, (n_steps - 1) // max(1, len(pool) - n_slots)))  # steps
         too_few = n_slots + (n_steps - 1) // self.every < len(pool)
         self.text = (
             f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {self.every} steps: all take "
-            f"{pool.bytes() / 2**30:.1f} GB, more than half of what is free there"
+            f"{pool.bytes() / 2**30:.1f} GB, more than half of its free memory"
             + "; TOO FEW STEPS for all of them to be seen"
             * too_few
         )

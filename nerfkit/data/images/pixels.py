@@ -166,8 +166,8 @@ def _decode(image: Image.Image, path: Path) -> None:
     image.load()
     if told_late and (orientation := _orientation(image)) != 1:
         raise SceneError(
-            f"image {shown(path)} has its EXIF orientation ({orientation}) after its pixels, where it is found too "
-            "late to be heeded; turn its pixels, and remove the tag"
+            f"image {shown(path)} stores its EXIF orientation ({orientation}) after its pixels, which is not "
+            "supported; save it rotated, without the tag"
         )
 
 

@@ -38,8 +38,8 @@ PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 QUATERNION_LIMITS = (1e-6, 1e6)  # of its length, which should be 1
 TO_OPENGL = np.array([1.0, -1.0, -1.0])  # of a camera's axes
 PARENTS = ("sparse", "colmap/sparse", "")  # folders that models are in
-PROBES = 200  # names that are looked for to find the folder of images
-FOLDERS_LIMIT = 100  # in which images are looked for
+PROBES = 200  # image names to try in each candidate folder
+FOLDERS_LIMIT = 100  # candidate folders of images, at most
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ POINT = np.dtype([("id", "<u8"), ("position", "<f8", 3), ("color", "u1", 3), ("e
 
 
 class BinaryRecords:
-    """The records of a .bin file, one after another: little-endian values behind a count, none of them padded.
+    """Reads a .bin file record by record: a count, then little-endian values without padding.
 
-    Nothing is allocated by what a count says before the file is known to be long enough for it.
+    A count is compared with the length of the file before anything is allocated for it.
     """
 
     def __init__(self, path: Path, kind: str):
