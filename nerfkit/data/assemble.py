@@ -19,6 +19,7 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
+from nerfkit.data.readers.folders import IMAGE_FOLDERS
 from nerfkit.data.scene import Scene, Views
 from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras
 from nerfkit.data.scene_transform.find_frame import find_frame
@@ -29,10 +30,9 @@ from nerfkit.reading import in_any_case, shown
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of those, where none is given
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
-IMAGE_FOLDERS = ("images", "images_2", "images_4", "images_8")  # of the same images, resized
 SHOWN_NAMES = 3
 CUT_OUT = "data.masks is cutout: masked pixels are transparent"
-SIDE_LIMIT = 2**16  # pixels of a side after data.downscale
+MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
 
 
 def resolve_files(capture: Capture) -> Capture:
@@ -97,7 +97,7 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
         lens = lens.resized(width, height)
     if downscale != 1:
         sides = [side / downscale if downscale > 0 else 0.0 for side in (width, height)]
-        if not 0.5 < min(sides) <= max(sides) <= SIDE_LIMIT:
+        if not 0.5 < min(sides) <= max(sides) <= MAX_TRAINED_SIDE:
             raise SceneError(f"data.downscale {downscale:g} does not fit images of {width}x{height}")
         lens = lens.resized(*map(round, sides))
     return lens

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused ops against the definition, forward and backward, at sizes, dtypes and layouts that are drawn.
-
-Sizes are those that fast kernels are made for, and any other. EXAMPLES=2000 draws so many of each op and dtype.
-"""
+"""Fused ops against the definition, both passes, at drawn sizes, dtypes and layouts; EXAMPLES=2000 draws so many."""
 
 import os
 from collections.abc import Callable
@@ -44,9 +41,8 @@ def conv2d(draw) -> Case:
         kernel = draw(st.one_of(st.tuples(side, side), side.map(lambda k: (k, k))))
         few = st.tuples(Int(1, 3), Int(1, 3))
         stride, padding, dilation = draw(few), draw(st.tuples(Int(0, 5), Int(0, 5))), draw(few)
-    spans = [
-        d * (k - 1) + 1 - 2 * p for k, p, d in zip(kernel, padding, dilation, strict=True)
-    ]  # that the kernel needs
+    # Pixels that the kernel needs of each side.
+    spans = [d * (k - 1) + 1 - 2 * p for k, p, d in zip(kernel, padding, dilation, strict=True)]
     heights, widths = st.one_of(Int(1, 90), one_of([7, 14])), st.one_of(Int(1, 140), one_of([7, 14, 16, 56, 64, 128]))
     size = [max(draw(lengths), span) for lengths, span in zip((heights, widths), spans, strict=True)]
     channels = draw(one_of([1, 2, 3, 8, 12, 15, 16, 17, 24, 33, 40, 72]))
