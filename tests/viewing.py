@@ -111,11 +111,14 @@ class Browser(FakeBrowser):
             time.sleep(0.05)
 
     def freeze(self) -> None:
-        self.connection.recv_messages.high = 1  # frames that the library reads ahead
+        kept = self.connection.recv_messages
+        kept.high = kept.low = None  # the library's own pauses are off
+        self.connection.recv_flow_control.acquire(timeout=5)  # nothing more is read from the socket
         self.awake.clear()
 
     def is_hung_up(self) -> bool:
         """Read again what is left, which ends where the viewer has hung up."""
+        self.connection.recv_flow_control.release()
         self.awake.set()
         self._thread.join(timeout=5)
         return not self._thread.is_alive()
