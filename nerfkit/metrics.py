@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.errors import UserError
-from nerfkit.reading import shown
+from nerfkit.reading import open_regular, shown
 
 SSIM_DEFINITION = "gaussian window 11x11, sigma 1.5, K1 0.01, K2 0.03, data range 1, mean over RGB (torchmetrics)"
 CORRECTED_DEFINITION = (
@@ -26,6 +26,7 @@ LPIPS_DEFINITION = "VGG-16, version 0.1, images scaled to [-1, 1] (torchmetrics'
 CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
 POOLED_BEFORE, COMPARED_AFTER = (5, 10, 17, 24), (2, 7, 14, 21, 28)  # of those
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of the colors that VGG saw, in [-1, 1]
+MAX_WEIGHTS = 2**30  # bytes of a file; those of VGG-16 are 528 MB
 LPIPS_MIN_SIDE = 16  # pixels: four poolings leave one
 
 
@@ -136,12 +137,11 @@ class Lpips:
 
 
 def _state_of(file: Path) -> dict[str, Tensor]:
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)  # runs no code of the file
-    except FileNotFoundError:
-        raise UserError(
-            f"eval.lpips: {shown(file)} is not there; it is to be torchvision's weights of VGG-16"
-        ) from None
-    except Exception as error:  # whatever a file that holds no tensors leads to
-        raise UserError(f"eval.lpips: {shown(file)} cannot be read: {shown(str(error))[:200]}") from None
+    if not file.exists():
+        raise UserError(f"eval.lpips: {shown(file)} is not there; it is to be torchvision's weights of VGG-16")
+    with open_regular(file, MAX_WEIGHTS, "eval.lpips:", UserError) as content:
+        try:
+            state = torch.load(content, map_location="cpu", weights_only=True)  # runs no code of the file
+        except Exception as error:  # whatever a file that holds no tensors leads to
+            raise UserError(f"eval.lpips: {shown(file)} cannot be read: {shown(str(error))}") from None
     return state if isinstance(state, dict) else {}

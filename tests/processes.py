@@ -18,8 +18,8 @@ from nerfkit.commands.options import parse
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def call(script: str | Path, *arguments: object, status: int = 0, folder: str | Path = ROOT) -> str:
-    """What scripts/NAME.py prints, begun in `folder`; it has to end with `status`."""
+def ended(script: str | Path, *arguments: object, folder: str | Path = ROOT) -> tuple[int, str]:
+    """Exit status of scripts/NAME.py, begun in `folder`, and what it prints."""
     printed, before = io.StringIO(), (os.getcwd(), sys.argv)
     os.chdir(folder)
     sys.argv = [str(script), *map(str, arguments)]
@@ -28,12 +28,18 @@ def call(script: str | Path, *arguments: object, status: int = 0, folder: str | 
             warnings.simplefilter("default")  # as in a new process
             commands.run_command(Path(script).stem, sys.argv[1:])
     except SystemExit as end:
-        assert end.code == status, printed.getvalue()
+        return end.code, printed.getvalue()
     finally:
         os.chdir(before[0])
         sys.argv = before[1]
         ops.set_backend("auto")
-    return printed.getvalue()
+
+
+def call(script: str | Path, *arguments: object, status: int = 0, folder: str | Path = ROOT) -> str:
+    """What scripts/NAME.py prints, begun in `folder`; it has to end with `status`."""
+    found, printed = ended(script, *arguments, folder=folder)
+    assert found == status, printed
+    return printed
 
 
 def run_main(command: ModuleType, *arguments: object) -> int:

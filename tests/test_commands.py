@@ -179,7 +179,7 @@ def test_a_training_in_a_log_of_any_locale(options, tmp_path):
 def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
     """A run folder imports nothing by itself."""
     monkeypatch.setattr(registry, "MODELS", dict(registry.MODELS))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = list(sys.path)
     (tmp_path / "mymodel.py").write_text(
         "import nerfkit\n\n\n@nerfkit.register_model('dark')\nclass Dark(nerfkit.Renderer):\n"
         "    def forward(self, *arguments):\n        rendering = super().forward(*arguments)\n"
@@ -196,6 +196,7 @@ def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
     call(scripts / "render.py", run, *frames, "--module", "mymodel", folder=tmp_path)
     assert imageio.imread(run / "render" / "orbit" / "0000.png").max() <= 128
     call(scripts / "train.py", "--resume", run, "--trainer.steps", "3", *own[2:], *UNSCORED, folder=tmp_path)
+    assert sys.path == before
 
 
 def test_a_clone_where_nothing_is_installed(tmp_path):

@@ -11,7 +11,7 @@ from nerfkit.metrics import psnr, ssim
 from nerfkit.model.renderer import Renderer
 from nerfkit.rendering import images as video
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import colorize, png_bytes, preview
+from nerfkit.rendering.images import colorize, file_stems, png_bytes, preview
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params
 
@@ -30,6 +30,13 @@ def test_depth_along_the_ray_and_along_the_axis(setting):
     wanted = images["depth_ray"] / (1 + x * x + y * y).sqrt()
     torch.testing.assert_close(images["depth_z"], wanted)
     assert (images["depth_z"] < 0.97 * images["depth_ray"]).any(), "towards the corners they differ"
+
+
+def test_views_have_files_of_different_names():
+    assert file_stems(["a", "b.x"]) == ["a", "b.x"]
+    assert file_stems(["a", "x" * 61, "a/b", "..", "\x1b[2J"]) == ["a", "0001", "0002", "0003", "0004"]
+    assert file_stems(["0001", "x" * 61]) == ["0000", "0001"], "the second would be called as the first is"
+    assert file_stems(["A", "a"]) == ["0000", "0001"], "one file where case is ignored"
 
 
 @pytest.mark.parametrize("backend, device", [(None, "cpu"), *backend_params("compact_samples")])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,8 @@ def test_values_are_those_of_the_equation(weights):
 
 def test_a_file_without_such_weights_is_refused(weights, tmp_path):
     (tmp_path / "text.pth").write_text("no weights")
-    for name in ("none.pth", "text.pth"):
+    os.mkfifo(tmp_path / "pipe.pth")  # that nobody writes to
+    for name in ("none.pth", "text.pth", "pipe.pth"):
         with raises_naming(UserError, "eval.lpips", tmp_path / name):
             Lpips(tmp_path / name)
     state = torch.load(weights, weights_only=True)

@@ -31,7 +31,7 @@ from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
 from nerfkit.export.writing import Output, OutputFolder, Work, formats_of
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import file_stem
+from nerfkit.rendering.images import file_stems
 from nerfkit.training.run.load import Run, load_run
 
 LIMITS = {"resolution": (2, 8192), "count": (1, 10**9), "sh_degree": (0, 3), "min_part": (0, 0.5)}
@@ -212,7 +212,7 @@ def export_depth(run: Run, options: DepthOptions) -> None:
     """Write images of views."""
     formats = formats_of(options.formats, images.FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
-    stems = [file_stem(name, view) for view, name in enumerate(run.scene.names(options.split))]
+    stems = file_stems(run.scene.names(options.split))
     asked = {"split": options.split, "formats": formats, "frame": options.frame, "depth": options.depth}
     of = key(run, kind="depth", named="as the views", **asked)  # by number before
     output = OutputFolder(run.folder, options.out, f"depth_{options.split}", options.overwrite, of)

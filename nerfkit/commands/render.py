@@ -25,7 +25,7 @@ from nerfkit.model.cropping import cropped
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import file_stem, npz_bytes, png_bytes, preview, probe_video, video_bytes
+from nerfkit.rendering.images import file_stems, npz_bytes, png_bytes, preview, probe_video, video_bytes
 from nerfkit.rendering.paths import moved, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
@@ -57,7 +57,7 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     crop = active_crop(options.run, run.frame) if options.crop == "run" else None
     stems = [f"{frame:04d}" for frame in range(len(cameras))]
     if options.path in run.scene.splits:
-        stems = [file_stem(name, frame) for frame, name in enumerate(run.scene.names(options.path))]
+        stems = file_stems(run.scene.names(options.path))
     path = to_json(moved(cameras, run.frame, to_model=False), stems)
     path |= {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
     path |= {"crop": json.loads(crop.to_json())} if crop is not None else {}

@@ -37,14 +37,17 @@ def import_models(module: str) -> None:
 
 
 def import_own(module: str, option: str) -> ModuleType:
-    """A module of the user's, which `option` names; the working folder is searched, too. Raises ConfigError."""
+    """A module of the user's, which `option` names, from the working folder if nowhere else. Raises ConfigError."""
     here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    is_new = here not in sys.path
+    sys.path += [here] * is_new  # last, and for this import alone: the folder may hold files called as packages are
     try:
         return importlib.import_module(module)
     except (ImportError, SyntaxError, ValueError, TypeError) as error:
         raise ConfigError(f"{option}: cannot import {module!r}: {error}") from None
+    finally:
+        if is_new:
+            sys.path.remove(here)
 
 
 def build_model(config: Config) -> Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -24,10 +24,16 @@ def to_uint8(image: Tensor) -> np.ndarray:
     return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).numpy()
 
 
-def file_stem(name: str, view: int) -> str:
-    """A view's name, as that of its files; its number if the name is none for files."""
-    is_usable = name.isprintable() and len(name) <= 60 and Path(name).name == name and not name.startswith(".")
-    return name if is_usable else f"{view:04d}"
+def file_stems(names: Sequence[str]) -> list[str]:
+    """Views' names as those of their files, all different: a view's number where its name is none for files."""
+
+    def is_usable(name: str) -> bool:
+        return name.isprintable() and len(name) <= 60 and Path(name).name == name and not name.startswith(".")
+
+    stems = [name if is_usable(name) else f"{view:04d}" for view, name in enumerate(names)]
+    if len({stem.casefold() for stem in stems}) == len(stems):  # some file systems ignore case
+        return stems
+    return [f"{view:04d}" for view in range(len(stems))]
 
 
 def png_bytes(image: Tensor) -> bytes:

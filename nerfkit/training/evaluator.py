@@ -34,7 +34,7 @@ from nerfkit.metrics import (
 from nerfkit.model.base import Model
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import comparison_image, file_stem, png_bytes
+from nerfkit.rendering.images import comparison_image, file_stems, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
 from nerfkit.training.run.files import METRICS, OTHER_SCORES, OWN_SCORES, score_name
 from nerfkit.training.run.folder import RunFolder
@@ -70,9 +70,8 @@ def evaluate(
     cameras = views.cameras.to(device)
     split = config.eval.split
     n_comparisons = len(cameras) if config.eval.comparisons < 0 else config.eval.comparisons
-    compared = {
-        view: f"{file_stem(views.names[view], view)}.png" for view in evenly_chosen(len(cameras), n_comparisons)
-    }
+    stems = file_stems(views.names)
+    compared = {view: f"{stems[view]}.png" for view in evenly_chosen(len(cameras), n_comparisons)}
     name = score_name(split, other_scene)
     comparisons = processes.in_turn(lambda: _comparison_folder(folder, name, set(compared.values())))
     rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
