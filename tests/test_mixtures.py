@@ -85,7 +85,7 @@ def another_picture(file: Path, chance: random.Random) -> None:
     values = np.random.default_rng(chance.randrange(2**32)).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     picture = Image.fromarray(values)
     if mode == "I;16":
-        picture = Image.fromarray((values[..., 0].astype(np.uint16) << chance.randrange(9)))
+        picture = Image.fromarray(values[..., 0].astype(np.uint16) << chance.randrange(9))
     elif mode != "RGB":
         picture = picture.convert(mode)
     picture.save(file, format=kind)

@@ -130,15 +130,18 @@ def test_as_many_steps_as_asked_for_and_a_line_of_log_for_every_few(small_config
 def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_config, tmp_path):
     small_config.trainer.steps, small_config.trainer.log_every = 9, 2
     trainer, asked = make_trainer(small_config), []
+    with_clock(trainer, 0.25)
     assert not trainer.train(tmp_path / "run", should_stop=lambda: asked.append(1) or len(asked) > 6)
     assert trainer.step == 6 and checkpoint.load(tmp_path / "run")[1]["step"] == 6
     trainer.folder.append(run_files.LOG, json.dumps({"step": 7, "seconds": 1.0, "loss": 123.0}))  # not saved any more
     resumed = make_trainer(small_config)
     resumed.restore(tmp_path / "run")
+    with_clock(resumed, 0.25)
     assert resumed.train(tmp_path / "run")
     lines = run_files.read_log(tmp_path / "run")
     assert [line["step"] for line in lines] == [2, 4, 6, 8] and max(line["loss"] for line in lines) < 100
     assert lines[2]["seconds"] > lines[1]["seconds"]
+    assert lines[3]["rays_per_second"] > lines[2]["rays_per_second"] / 2, "of the time since the run went on"
 
 
 def test_the_number_of_rays_follows_that_of_samples(small_config):
