@@ -112,6 +112,8 @@ def test_scores_of_a_split_are_of_that_split(run):
     assert metrics["n_views"] == 12 and metrics["protocol"]["split"] == "train" and metrics["steps"] == STEPS
     assert len(list((run / "eval" / "train").glob("*.png"))) == 3
     assert json.loads((run / "metrics.json").read_text()) == first, "those of the test views stay"
+    with raises_naming(UserError, "vgg.pth"):
+        call(eval_command, run, "--device", "cpu", "--lpips", "vgg.pth")
     call(eval_command, run, "--device", "cpu")
     again = json.loads((run / "metrics.json").read_text())
     assert again["psnr"] == pytest.approx(first["psnr"], abs=1e-3) and again["n_views"] == 2
@@ -199,6 +201,19 @@ def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
     call(render, run, "--frames", 3, *few[2:])
     now = {file.name: file.stat().st_mtime_ns for file in folder.glob("0*.png")}
     assert len(now) == 3 and all(now[name] > time for name, time in earlier.items()), "they were out of date"
+
+
+def test_a_crop_is_left_out_on_request_and_half_a_frame_is_rendered_again(run):
+    few = ("--frames", 1, "--size", 6, 5, "--device", "cpu", "--outputs", "rgb,opacity")
+    (run / "crop.json").write_text('{"min": [9, 9, 9], "max": [10, 10, 10], "frame": "model", "on": true}')
+    call(render, run, *few)
+    opacity, image = (run / "render" / "orbit" / f"opacity_0000.{kind}" for kind in ("npz", "png"))
+    assert np.load(opacity)["opacity"].max() == 0, "nothing is in the crop"
+    call(render, run, *few, "--crop", "none", "--overwrite")
+    assert np.load(opacity)["opacity"].max() > 0.1
+    image.unlink()
+    call(render, run, *few, "--crop", "none", "--resume")
+    assert image.exists()
 
 
 def test_other_outputs_add_to_frames_and_other_frames_replace_them_on_request(run, tmp_path, monkeypatch):

@@ -161,6 +161,10 @@ def test_depths_in_the_units_of_the_files(run, tmp_path):
     values = dict(np.load(tmp_path / "d" / "held_out_0.npz"))
     row, column = 20, 21  # the ray to the centre of the ball
     assert values["depth_median_ray"][row, column] == pytest.approx((2.5 - RADIUS) / 0.25, rel=0.01)
+    seen = values["depth_median_ray"] > 0
+    along_axis = (values["depth_z"] / values["depth_ray"].clip(1e-9))[seen]
+    assert values["depth_median_z"][seen] == pytest.approx(values["depth_median_ray"][seen] * along_axis, rel=1e-5)
+    assert np.ptp(along_axis) > 0.01 and (values["depth_median_z"] != values["depth_z"])[seen].any()
     eye = frame().to_input(cameras().positions[0].double().numpy())
     towards = (eye - frame().to_input(CENTER)) / np.linalg.norm(eye - frame().to_input(CENTER))
     assert values["normal"][row, column] @ towards > 0.99 and values["opacity"][0, 0] == 0
