@@ -16,15 +16,18 @@ import torch
 if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
+from viser import UploadedFile
+
 from nerfkit.crop import Crop, read_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.paths import Keyframe, read_path
+from nerfkit.rendering.paths import CameraPath, Keyframe, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.step.randomness import seed_everything
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
-from nerfkit.viewer.frames import OUTPUTS, rotation_of, vertical_fov
+from nerfkit.viewer.engine import Request
+from nerfkit.viewer.frames import OUTPUTS, Look, rotation_of, vertical_fov
 from nerfkit.viewer.page import Page, ViewerOptions, bound
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import Browser, new_training, served, small_run, tiny_config, vanish, wait_for
@@ -182,7 +185,64 @@ def test_an_error_in_a_panel_is_told_and_the_viewer_goes_on(viewer, browser, cap
     assert capfd.readouterr().err.count("division by zero") == 1
 
 
-def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, browser, session, monkeypatch):
+TOO_MUCH = [  # label of a control, value that a client sends, value that is taken
+    ("Share of training", 0.0, 0.5),
+    ("Share of training", 1e300, 0.99),
+    ("Lowest corner", [float("nan"), 0, 0], (-0.8, -0.8, -0.8)),
+    ("Lowest corner", [0, 0], (-0.8, -0.8, -0.8)),
+    ("Crop", "yes", False),
+    ("Keyframe", "999", "none"),
+    ("Keyframe", ["none"], "none"),
+    ("Kept", "/etc/passwd", "no file"),
+    ("Kept", "../../outside.json", "no file"),
+    ("Width", 100000, 8192),
+    ("Height", 0, 16),
+    ("Frames a second", None, 30),
+    ("Frames a second", "many", 30),
+    ("Upload", 1, UploadedFile("", b"")),
+    ("Largest side", 40000, 2048),
+    ("Depths", [-1e9, 1.0], (0.0, 1.0)),
+    ("Output", "nothing", "color"),
+]
+
+
+def test_no_value_of_a_client_is_trusted(viewer, browser, session, folder, capfd):
+    def controls():
+        guis = viewer.page.server.gui, session.client.gui
+        return {getattr(c, "label", ""): c for gui in guis for c in gui._gui_input_handle_from_uuid.values()}
+
+    def update(label, **updates):
+        browser.tell({"type": "GuiUpdateMessage", "uuid": controls()[label]._impl.uuid, "updates": updates})
+
+    for label, value, _ in TOO_MUCH:
+        update(label, value=value, options=["999", value], min=-1e9, max=1e9, removed=True)
+        update("Handles", value=not controls()["Handles"].value)
+    nowhere = [float("nan")] * 3
+    browser.send(nowhere, (1.0, 0.0, 0.0))
+    moved = {"type": "TransformControlsUpdateMessage", "name": "/crop/low", "wxyz": [1, 0, 0, 0]}
+    browser.tell(moved | {"position": nowhere})
+    update("Loop", value=True)
+    wait_for(lambda: viewer.panels.path.path.loop)
+    for label, wanted in {label: wanted for label, _, wanted in TOO_MUCH}.items():
+        assert controls()[label].value == wanted, label
+    assert viewer.state.sharing.training == 0.99
+    assert viewer.panels.path.path.size == (8192, 16) and viewer.panels.path.path.fps == 30 and session.max_side == 2048
+    assert viewer.panels.crop.crop.low == (-0.8, -0.8, -0.8)
+    read_crop(folder, None)  # which fails for one that is not finite
+    assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
+    told = capfd.readouterr().err
+    assert "Traceback" not in told and "crop" in told and "camera" in told
+
+
+def test_a_path_of_a_file_comes_within_the_limits_of_the_controls(viewer, browser, session):
+    path = CameraPath([Keyframe(np.eye(3, 4), 0.5)] * 2, fps=1000, size=(60000, 4))
+    panel = viewer.panels.path
+    viewer.later(lambda: panel.files._upload(session, path.to_json(None).encode()))
+    wait_for(lambda: panel.path.keyframes)
+    assert panel.path.size == (8192, 16) == (panel.width.value, panel.height.value) and panel.path.fps == 120
+
+
+def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, browser, session, monkeypatch, capfd):
     import requests
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
@@ -193,6 +253,7 @@ def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, brow
             connect(url, **headers)
     answer = http_get(viewer.page.port, "evil.example")
     assert b" 403 " in answer and b"evil.example" in answer
+    assert capfd.readouterr().err.count("--viewer.names evil.example") == 2, "of Host and of Origin, each once"
     assert b"Content-Security-Policy" in http_get(viewer.page.port, "localhost")
     asked = []
     monkeypatch.setattr(requests, "request", lambda *a, **k: asked.append(a))
@@ -345,6 +406,16 @@ def trained(config, out, with_viewer: bool):
     browser.close()
     page.stop()
     return trainer, n_pictures
+
+
+def test_an_error_of_the_viewer_does_not_end_a_training(small_config, tmp_path, capfd):
+    small_config.trainer.steps, page = 5, Page(ViewerOptions(port=0), "test")
+    trainer, folder, viewer = new_training(small_config, tmp_path / "run", page)
+    viewer.awake, viewer.sharing.add_training = True, lambda *_: 1 / 0
+    viewer.engine.request(0, Request(None, SIZE, Look()))
+    trainer.train(folder)
+    page.stop()
+    assert trainer.step == 5 and capfd.readouterr().err.count("viewer: division by zero") == 1
 
 
 def test_a_training_that_is_looked_at_has_the_same_bits(small_config, tmp_path):

@@ -344,6 +344,26 @@ def test_its_own_page_is_answered_and_others_are_refused():
     assert refusal(["gpu7:8080"], [], own_names("127.0.0.1", ("GPU7",))) is None  # --viewer.names
 
 
+PROXIED = [  # Host, Origin
+    ("viewer.example.org", "https://viewer.example.org"),
+    ("viewer.example.org:443", "https://viewer.example.org"),  # a proxy that adds the port
+    ("127.0.0.1:8080", "https://viewer.example.org"),  # one that puts the viewer's name in place of its own
+    ("localhost:8080", "https://VIEWER.example.org:8443"),
+]
+
+
+def test_a_proxy_is_let_through_by_its_name_alone():
+    public = frozenset({"viewer.example.org"})
+    names = own_names("127.0.0.1", public)
+    for host, origin in PROXIED:
+        assert refusal([host], [origin], names, public) is None
+        assert "--viewer.names " in refusal([host], [origin], LOCAL)
+        assert refusal([host], [origin, "https://evil.example"], names, public)
+    for hosts, origins in REFUSED:
+        assert refusal(hosts, origins, names, public)
+    assert "wss://viewer.example.org:*" in policy("127.0.0.1:8080", public)
+
+
 def test_the_page_loads_nothing_from_elsewhere():
     text = policy("localhost:8080")
     assert "default-src 'self'" in text and "ws://localhost:8080" in text and "http:" not in text and "*" not in text

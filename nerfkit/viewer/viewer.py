@@ -24,6 +24,7 @@ from nerfkit.rendering.image_renderer import in_eval_mode
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.engine import FINE, MOVING, Engine
 from nerfkit.viewer.frames import ModelFrame, shrunk
+from nerfkit.viewer.limits import keep_limits
 from nerfkit.viewer.page import Page
 from nerfkit.viewer.panels import Panels
 from nerfkit.viewer.scene import ViewerScene
@@ -49,6 +50,7 @@ class Viewer:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: set[str] = set()  # errors
         self._set_limits(trains=False)
+        keep_limits(page.server.gui)
         page.server.gui.set_panel_label(f"nerfkit: {scene.name}")
         self.state = State(scene, self.engine, self.later)
         self.sessions = self.state.sessions  # of clients
@@ -95,6 +97,7 @@ class Viewer:
             self._failed(-1, error)
 
     async def _connected(self, client: viser.ClientHandle) -> None:
+        keep_limits(client.gui)
         session = Session(client, self.state)
         self.sessions[client.client_id] = session
         self.panels.greet(session)
@@ -121,7 +124,7 @@ class Viewer:
         text = " ".join(str(error).split()) or type(error).__name__
         session = self.sessions.get(client)
         if session is not None:
-            session.tell("Not drawn", text)
+            session.tell("Not done", text)
         if text not in self._told:
             self._told.add(text)
             print(f"viewer: {text}", file=sys.stderr)
@@ -165,7 +168,7 @@ class TrainingViewer(Viewer):
 
     def _log(self, line: dict[str, float]) -> None:
         self.scene.history.append(line)
-        self._follow(self.state.training)
+        self._try(lambda: self._follow(self.state.training))
 
     def _follow(self, trainer: Trainer) -> None:
         """Training views stand where training has moved them, but for their frusta on the page."""
@@ -178,6 +181,8 @@ class TrainingViewer(Viewer):
         try:
             with in_eval_mode(self.scene.model):
                 self._between_steps(trainer)
+        except Exception as error:
+            self._failed(-1, error)
         finally:
             self._left_at = time.perf_counter()
 

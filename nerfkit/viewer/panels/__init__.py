@@ -25,7 +25,7 @@ class Panels:
 
     def greet(self, session: Session) -> None:
         add_view_controls(self.view, session)
-        session.ask()
+        session.state.attempt(session, Session.ask)
 
     def tick(self, now: float) -> None:
         """Called often by the thread that renders, `now` in seconds."""

@@ -21,6 +21,7 @@ from nerfkit.rendering.images import probe_video, video_writer
 from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.training.run.files import PATHS
 from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser
+from nerfkit.viewer.limits import within_limits
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
@@ -68,7 +69,9 @@ class PathPanel:
         session.go(poses[0], float(fovs[0]))
 
     def choose(self, index: int | None) -> None:
-        self.chosen = index
+        """Choose a keyframe that is there: a click may come after it has gone."""
+        last = len(self.path.keyframes) - 1
+        self.chosen = None if index is None or last < 0 else min(index, last)
         self.fill()
 
     def fill(self) -> None:
@@ -232,8 +235,11 @@ class PathFiles:
 
     def _read(self, file: Path) -> None:
         panel = self.panel
-        panel.path, panel.playing = read_camera_path(file, self.state.scene.frame, panel.path.size), None
-        panel.choose(0 if panel.path.keyframes else None)
+        path, controls = read_camera_path(file, self.state.scene.frame, panel.path.size), (panel.width, panel.height)
+        path.size = tuple(int(within_limits(*side)) for side in zip(controls, path.size, strict=True))
+        path.fps = int(within_limits(panel.fps, path.fps))
+        panel.path, panel.playing = path, None
+        panel.choose(0)
 
     def _command(self, session: Session) -> None:
         here = session.viewpoint()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from nerfkit.crop import CROP, Crop, read_crop, write_crop
+from nerfkit.crop import CROP, Crop, crop_of, read_crop, write_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.images import to_uint8
 from nerfkit.viewer.frames import in_browser, vertical_fov
@@ -162,9 +162,11 @@ class CropPanel:
         """Take two corners [2, 3] of the model's frame, in any order."""
         low, high = np.sort(corners, axis=0).astype(np.float64)
         high = np.maximum(high, low + SMALLEST * self.size)
-        self.crop = Crop(tuple(low.tolist()), tuple(high.tolist()))
+        try:
+            self.crop = crop_of(tuple(low.tolist()), tuple(high.tolist()), "model", "the crop")
+        finally:
+            self._show()  # what is kept, also where that is not what was typed
         self._changed_at = time.perf_counter()
-        self._show()
         self.state.crop = self.crop if self.on.value else None
         for session in list(self.state.sessions.values()):
             session.ask()
