@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from nerfkit.viewer.pacing import Chunk, Resolution
+from nerfkit.viewer.pacing import AWAITED, SHOWN, Chunk, Resolution
 
 STILL_AFTER = 0.15  # seconds after the last change
 MOVING, FULL, FINE, DONE = range(4)  # stages of a client, in this order
@@ -28,21 +28,6 @@ class Request(NamedTuple):
     camera: Any  # of the frame, for `start`
     size: tuple[int, int]  # width and height of the full frame [pixels]
     look: Any  # what is drawn: `look.output` names what costs alike
-
-
-class PendingFrame(Protocol):
-    """One frame that is being drawn: `render` returns when rays start..end are; `finish`, after all, is the image."""
-
-    n_rays: int
-
-    def render(self, start: int, end: int) -> None: ...
-
-    def finish(self) -> Any: ...
-
-
-class NextFrame(NamedTuple):
-    is_awaited: bool  # by somebody who has moved; others only show what has changed since
-    seconds: float  # that it will take; 0 if unknown
 
 
 @dataclass
@@ -61,7 +46,7 @@ class _Drawing:
     request: Request
     stage: int
     scale: float = 1.0
-    frame: PendingFrame | None = None
+    frame: Any = None
     rays_done: int = 0
     seconds: float = 0.0  # of rays
     overhead: float = 0.0  # seconds of all else
@@ -75,7 +60,8 @@ class Engine:
     """Draws what clients request.
 
     Args:
-        start: camera, width, height, look -> PendingFrame.
+        start: camera, width, height, look -> a frame of `n_rays`, whose `render` returns when rays start..end are drawn,
+            and whose `finish`, after all, returns the image.
         deliver: gets a client, which may have gone, an image that is finished, and its stage.
         failed: gets a client, or -1 for a job, and the exception that its frame ended in.
         clock: seconds.
@@ -83,7 +69,7 @@ class Engine:
 
     def __init__(
         self,
-        start: Callable[[Any, int, int, Any], PendingFrame],
+        start: Callable[[Any, int, int, Any], Any],
         deliver: Callable[[int, Any, int], None],
         failed: Callable[[int, Exception], None],
         clock: Callable[[], float] = time.perf_counter,
@@ -145,14 +131,12 @@ class Engine:
                 if client.stage > FULL:
                     client.stage, client.again = FULL, True
 
-    def next(self) -> NextFrame | None:
+    def next(self) -> str | None:
+        """The kind of the next frame, if one is due: somebody has moved, or what they see has changed since."""
         client = self._choose()
         if client is None:
             return None
-        request, stage = client.request, client.stage
-        width, height, _ = self._size(request, stage)
-        is_awaited = stage == MOVING or (stage == FULL and not client.again)
-        return NextFrame(is_awaited, self._resolution(request).seconds(width * height))
+        return AWAITED if client.stage == MOVING or (client.stage == FULL and not client.again) else SHOWN
 
     def step(self) -> bool:
         """Work for a moment, a chunk at most; False if there is nothing to do now. See `is_between_frames`."""

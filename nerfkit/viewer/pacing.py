@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CHUNK_SECONDS = 0.008  # at most, of a chunk, unless what each costs anyway is more than half of it
 FIRST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK = 2**9, 2**8, 2**20  # rays; all are powers of two
@@ -14,8 +14,8 @@ SMALLEST = 0.2  # ... or this
 UP, DOWN = 0.03, 0.02  # by how much the next step must be passed to change to it: no flicker between two sizes
 TRUSTED_RAYS = 2**16  # of a frame whose time per ray counts; smaller ones mostly measure what each costs anyway
 WEIGHT = 0.3  # of a new measurement
-LONGEST_TURN = 0.25  # seconds that training gets at most, after a frame that somebody waits for
-SAVED_UP = 2.0  # seconds of drawing that may be saved up at most, or one frame if that takes longer
+LONGEST_TURN = 0.25  # seconds that training gets at most after a frame that somebody waits for, or a job at once
+AWAITED, SHOWN, JOB = "awaited", "shown", "job"  # kinds of drawing beside a training
 
 
 class Chunk:
@@ -102,32 +102,23 @@ def _averaged(before: float | None, value: float) -> float:
 
 @dataclass
 class Sharing:
-    """How wall time is shared between training and drawing: credit for drawing, earned by training.
+    """How wall time is shared between training and drawing, each kind of which has credit that training earns for it.
 
-    A frame that somebody waits for, of a camera that moves or has just stopped, gets half of the time: training has a
-    turn as long as the last such frame. One that only shows that training goes on waits until it is paid for. While
-    there is a job, such as a video, it gets half of what such frames would.
+    A frame that somebody waits for, of a camera that moves or has just stopped, gets half of the time, one that only
+    shows that training goes on, what is left to drawing. While there is a job, such as a video, both have half of that.
     """
 
     training: float = 0.96  # share of wall time for training, while cameras stand still
-    credit: float = 0.0  # seconds
-    job_credit: float = 0.0  # seconds
-    turn: float = 0.0  # seconds of training that are due before the next awaited frame
+    credit: dict[str, float] = field(default_factory=lambda: dict.fromkeys((AWAITED, SHOWN, JOB), 0.0))  # seconds
 
-    def add_training(self, seconds: float, most: float, has_job: bool = False) -> None:
-        """Training has had `seconds`; the next frame costs `most`."""
-        earned = seconds * (1 - self.training) / self.training
-        if has_job:
-            earned /= 2
-            self.job_credit = min(self.job_credit + earned, max(earned, LONGEST_TURN))
-        self.credit = min(self.credit + earned, max(most, SAVED_UP))
-        self.turn -= seconds
+    def add_training(self, seconds: float, has_job: bool = False) -> None:
+        """Training has had `seconds`."""
+        earned = seconds * (1 - self.training) / self.training / (1 + has_job)
+        for kind, more, most in ((AWAITED, seconds, 0.0), (SHOWN, earned, 0.0), (JOB, earned * has_job, LONGEST_TURN)):
+            self.credit[kind] = min(self.credit[kind] + more, most)
 
-    def has_budget(self, is_awaited: bool, seconds: float) -> bool:
-        return self.turn <= 0 if is_awaited else self.credit >= seconds
+    def has_budget(self, kind: str) -> bool:
+        return self.credit[kind] >= 0
 
-    def add_time(self, is_awaited: bool, seconds: float) -> None:
-        if is_awaited:
-            self.turn = min(seconds, LONGEST_TURN)
-        else:
-            self.credit -= seconds
+    def add_time(self, kind: str, seconds: float) -> None:
+        self.credit[kind] = max(self.credit[kind] - seconds, -LONGEST_TURN if kind == AWAITED else -math.inf)

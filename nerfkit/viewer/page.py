@@ -81,7 +81,7 @@ def refusal(
         if page is None:
             return "the page that asks is not the viewer's"
         if authority.lower() != hosts[0].lower() and page[1].lower() not in public:
-            return f"a page of {page[1]} asks; if that is a proxy of this viewer, allow it with --viewer.names {page[1]}"
+            return f"a page of {page[1]} asks; if a proxy has that name, allow it with --viewer.names {page[1]}"
     return None
 
 

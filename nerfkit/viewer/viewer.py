@@ -25,6 +25,7 @@ from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.engine import FINE, MOVING, Engine
 from nerfkit.viewer.frames import ModelFrame, shrunk
 from nerfkit.viewer.limits import keep_limits
+from nerfkit.viewer.pacing import JOB
 from nerfkit.viewer.page import Page
 from nerfkit.viewer.panels import Panels
 from nerfkit.viewer.scene import ViewerScene
@@ -195,29 +196,25 @@ class TrainingViewer(Viewer):
             self.state.paused = False  # else a run whose browser was closed would never end
         self.tick()
         due = self.engine.next()
-        self.sharing.add_training(now - self._left_at, due.seconds if due else 0.0, bool(self.engine.jobs))
+        self.sharing.add_training(now - self._left_at, bool(self.engine.jobs))
         if self.state.paused:
             self._pause(trainer)
-        elif due is not None and self.sharing.has_budget(*due):
-            trainer.settle()
-            began = time.perf_counter()
-            while self.engine.step() and not self.engine.is_between_frames and not self.should_stop():
-                pass
-            self.sharing.add_time(due.is_awaited, time.perf_counter() - began)
+        elif due is not None and self.sharing.has_budget(due):
+            self._draw(trainer, due, lambda: self.engine.step() and not self.engine.is_between_frames)
         else:
             if due is None:
                 self.engine.refresh()
-            self._do_jobs(trainer)
+            if self.engine.jobs and self.sharing.has_budget(JOB):
+                end = time.perf_counter() + self.sharing.credit[JOB]
+                self._draw(trainer, JOB, lambda: self.engine.step_job() and time.perf_counter() < end)
 
-    def _do_jobs(self, trainer: Trainer) -> None:
-        """Do slices of jobs until what they may cost is spent, or training is to stop."""
-        if not self.engine.jobs or self.sharing.job_credit <= 0:
-            return
+    def _draw(self, trainer: Trainer, kind: str, step: Callable[[], bool]) -> None:
+        """Draw until a step says that this is enough, or training is to stop."""
         trainer.settle()
-        while self.engine.jobs and self.sharing.job_credit > 0 and not self.should_stop():
-            began = time.perf_counter()
-            self.engine.step_job()
-            self.sharing.job_credit -= time.perf_counter() - began
+        began = time.perf_counter()
+        while step() and not self.should_stop():
+            pass
+        self.sharing.add_time(kind, time.perf_counter() - began)
 
     def _pause(self, trainer: Trainer) -> None:
         """Draw as if the training had ended, until it is to go on."""
