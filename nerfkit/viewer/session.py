@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import viser
 
 from nerfkit.crop import Crop
 from nerfkit.errors import UserError
@@ -19,8 +20,6 @@ from nerfkit.viewer.pacing import Sharing
 from nerfkit.viewer.scene import ViewerScene
 
 if TYPE_CHECKING:
-    import viser
-
     from nerfkit.training.trainer import Trainer
 
 STATUS_SECONDS = 0.4  # between two texts

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import viser
 
 from nerfkit.rendering.image_renderer import in_eval_mode
 from nerfkit.training.trainer import Trainer
@@ -30,9 +30,6 @@ from nerfkit.viewer.page import Page
 from nerfkit.viewer.panels import Panels
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
-
-if TYPE_CHECKING:
-    import viser
 
 IDLE_SECONDS = 0.1  # of a wait for requests, after which clocks are looked at
 FREE_AFTER = 5.0  # seconds after a browser has left, in which others may leave, too
@@ -190,7 +187,7 @@ class TrainingViewer(Viewer):
     def _between_steps(self, trainer: Trainer) -> None:
         now = time.perf_counter()
         self.awake = False  # before the look: who comes or leaves meanwhile wakes it again
-        if self.engine.clients or self.sessions or self._leavings_since is not None:
+        if self.engine.clients or self.engine.jobs or self.sessions or self._leavings_since is not None:
             self.awake = True
         if not self.sessions:
             self.state.paused = False  # else a run whose browser was closed would never end

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import viser
 
 from nerfkit.crop import CROP, Crop, crop_of, read_crop, write_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.images import to_uint8
 from nerfkit.viewer.frames import in_browser, vertical_fov
 from nerfkit.viewer.session import Session, State
-
-if TYPE_CHECKING:
-    import viser
 
 MAX_THUMBNAILS = 200
 MAX_FRUSTA = 1000  # evenly spaced among more cameras

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import resource
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import viser
 
 from nerfkit.viewer.frames import COLORMAPS, COMPARING, OUTPUTS
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
-
-if TYPE_CHECKING:
-    import viser
 
 TEXT_SECONDS, PLOT_SECONDS = 0.5, 2.0  # between two updates
 PLOTTED = 500  # points of a curve at most
