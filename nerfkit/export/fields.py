@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.errors import UserError
 from nerfkit.export.grid import Grid, occupied_blocks
 from nerfkit.export.views import Seen, View, Views
 from nerfkit.model.base import Model
@@ -18,7 +17,6 @@ from nerfkit.model.base import Model
 CHUNK = 2**18  # points whose density is evaluated at once
 TRUNCATION = 4.0  # cells
 MIN_WEIGHT = 0.5  # of all views together, for a corner to be known
-MOST_LOADED = 256  # views in memory
 
 
 class DensityField:
@@ -47,7 +45,6 @@ class DepthField:
 
     def __init__(self, views: Views, device: torch.device):
         self.views, self.device = views, device
-        self._loaded: dict[int, View] = {}
 
     @torch.no_grad()
     def blocks(self, grid: Grid) -> np.ndarray:
@@ -73,7 +70,7 @@ class DepthField:
             near = may_see(self.views.cameras[number], centers, radius)[block].nonzero()[:, 0]
             if len(near):
                 here = columns.index_select(1, near).T
-                distance, weight = self._distances(self._view(number), here, TRUNCATION * grid.cell)
+                distance, weight = self._distances(self.views[number], here, TRUNCATION * grid.cell)
                 total.index_add_(0, near, weight * distance)
                 weights.index_add_(0, near, weight)
         values = torch.where(weights >= MIN_WEIGHT, 0.5 - 0.5 * total / weights.clamp(min=1e-9), math.nan)
@@ -93,14 +90,6 @@ class DepthField:
         weight = torch.where(depth > 0, opacity, 1 - opacity) * (seen.inside & (ahead > -1))
         return ahead.clamp(-1, 1), weight
 
-    def _view(self, number: int) -> View:
-        if number in self._loaded:
-            return self._loaded[number]
-        view = self.views[number]
-        if len(self._loaded) < MOST_LOADED:  # the first ones stay: each pass is over all, in one order
-            self._loaded[number] = view
-        return view
-
 
 def may_see(camera: Cameras, centers: Tensor, radius: float) -> Tensor:
     """Whether balls around centers [B, 3] may be within the image of one camera, [B] bool; with distortion, all may."""
@@ -114,9 +103,3 @@ def may_see(camera: Cameras, centers: Tensor, radius: float) -> Tensor:
     size = torch.tensor(camera.size(0), device=centers.device)
     within = ((pixel > -reach[:, None]) & (pixel < size + reach[:, None])).all(-1)
     return torch.where(depth <= 2 * radius, depth >= -radius, within)
-
-
-def check_level(level: float) -> None:
-    """Raise UserError for a level that no opacity has."""
-    if not 0.001 <= level <= 0.999:
-        raise UserError(f"--level must be an opacity from 0.001 to 0.999, got {level}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import http
+import io
 import re
 import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -126,7 +127,7 @@ class Page:
         viser = import_viser()
         self._socket = bound(options.host, options.port)
         self.port: int = self._socket.getsockname()[1]
-        with _quiet(), _guarded(self._socket, options) as served:
+        with redirect_stdout(io.StringIO()), _guarded(self._socket, options) as served:
             self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
         if served != [True]:  # viser has changed: nothing would be checked
             self.server.stop()
@@ -159,7 +160,7 @@ class Page:
         with suppress(RuntimeError):  # it has been stopped before
             for connection in list(self.server._websock_server._live_connections.values()):
                 loop.call_soon_threadsafe(connection.transport.abort)  # a frozen browser would be waited for
-        with _quiet():
+        with redirect_stdout(io.StringIO()):
             self.server.stop()
             self.server._websock_server._server_thread.join(timeout=5)
         self.server._thread_executor.shutdown(wait=True, cancel_futures=True)
@@ -233,16 +234,3 @@ def _guarded(listener: socket.socket, options: ViewerOptions) -> Iterator[list[b
         yield served
     finally:
         module.serve = original
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, viser prints no addresses of its own."""
-    import rich
-
-    console = rich.get_console()
-    before, console.quiet = console.quiet, True
-    try:
-        yield
-    finally:
-        console.quiet = before

@@ -109,18 +109,14 @@ class Viewer:
 
     def _deliver(self, client: int, image: np.ndarray, stage: int) -> None:
         session = self.sessions.get(client)
-        if session is None:
-            return
-        try:
+        if session is not None:
             session.show(shrunk(image) if stage == FINE else image, QUALITY[stage == MOVING])
-        except RuntimeError:
-            if client in self.page.server.get_clients():
-                raise  # else it has left meanwhile, and viser has removed its controls
 
     def _failed(self, client: int, error: Exception) -> None:
         """Tell of an error where it is seen, once; what is looked at goes on."""
-        text = " ".join(str(error).split()) or type(error).__name__
-        session = self.sessions.get(client)
+        session, text = self.sessions.get(client), " ".join(str(error).split()) or type(error).__name__
+        if client >= 0 and client not in self.page.server.get_clients():
+            return  # it has left meanwhile, and viser has removed its controls
         if session is not None:
             session.tell("Not done", text)
         if text not in self._told:

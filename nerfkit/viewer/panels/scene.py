@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 import viser
 
@@ -20,7 +20,7 @@ from nerfkit.viewer.session import Session, State
 
 MAX_THUMBNAILS = 200
 MAX_FRUSTA = 1000  # evenly spaced among more cameras
-THUMBNAIL = 96  # longer side [pixels]
+THUMBNAIL = 96  # longer side at most [pixels]
 FRUSTUM_SIZE, HANDLE_SIZE, POINT_SIZE = 0.05, 0.12, 0.002  # of the scene's
 CAMERA_COLOR, CROP_COLOR, BOX_COLOR = (40, 90, 200), (220, 60, 60), (255, 190, 40)
 SAVE_SECONDS = 0.5  # without a change, after which the crop is saved
@@ -94,17 +94,10 @@ class CamerasPanel:
         """Put small training images into the frusta, one at a time."""
         views = list(self.frusta)
         for view in views[:: -(-len(views) // MAX_THUMBNAILS)]:
-            self.frusta[view].image = thumbnail(self.state.scene.photo(view))
+            image = self.state.scene.photo(view).permute(2, 0, 1)
+            small = F.avg_pool2d(image[None], math.ceil(max(image.shape) / THUMBNAIL), ceil_mode=True)[0]
+            self.frusta[view].image = to_uint8(small.permute(1, 2, 0))
             yield
-
-
-def thumbnail(image: torch.Tensor) -> np.ndarray:
-    """An image [H, W, 3] in [0, 1] with a longer side of THUMBNAIL pixels at most, uint8."""
-    height, width = image.shape[:2]
-    scale = min(1.0, THUMBNAIL / max(height, width))
-    size = max(round(height * scale), 1), max(round(width * scale), 1)
-    small = F.interpolate(image.permute(2, 0, 1)[None], size=size, mode="area")[0].permute(1, 2, 0)
-    return to_uint8(small)
 
 
 class CropPanel:
