@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 CHUNK_SECONDS = 0.008  # at most, of a chunk, unless what each costs anyway is more than half of it
 FIRST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK = 2**9, 2**8, 2**20  # rays; all are powers of two
-FORGOTTEN_AFTER = 32  # chunks
 STEPS = 8  # a side is a multiple of 1/8 of the full one, ...
 SMALLEST = 0.2  # ... or this
 UP, DOWN = 0.03, 0.02  # by how much the next step must be passed to change to it: no flicker between two sizes
@@ -27,34 +26,22 @@ class Chunk:
 
     def __init__(self) -> None:
         self.rays = FIRST_CHUNK
-        self._seconds: dict[int, float] = {}  # of chunks, by their rays
-        self._fixed_before = 0.0  # seconds of a chunk besides its rays, as last told
-        self._added = 0
+        self._before = 0, 0.0  # rays and seconds of the last chunk of another size
+        self._limit = CHUNK_SECONDS
 
     def add(self, n_rays: int, seconds: float) -> None:
         """A chunk took so long; the next one has half as many rays, as many, or twice as many."""
-        if n_rays < self.rays:  # the rest of a frame
-            if seconds > max(CHUNK_SECONDS, 2 * self._fixed_before):
-                self.rays = max(self.rays // 2, SMALLEST_CHUNK)
-            return
-        self._added += 1
-        if self._added % FORGOTTEN_AFTER == 0:
-            self._seconds.clear()
-        self._seconds[n_rays] = seconds
-        half, double = self._seconds.get(n_rays // 2), self._seconds.get(n_rays * 2)
-        if half is None and double is None:  # another size, to be compared with
-            grows = seconds <= CHUNK_SECONDS / 2 or n_rays == SMALLEST_CHUNK
-            shrinks = len(self._seconds) == 1 or seconds > CHUNK_SECONDS
-        else:
-            fixed = 2 * half - seconds if half is not None else 2 * seconds - double
-            self._fixed_before = fixed = min(max(fixed, 0.0), seconds)
-            limit = max(CHUNK_SECONDS, 2 * fixed)
-            grows = (2 * seconds - fixed if double is None else min(double, 2 * seconds)) <= limit
-            shrinks = seconds > limit
-        if grows:
-            self.rays = min(n_rays * 2, LARGEST_CHUNK)
-        elif shrinks:
-            self.rays = max(n_rays // 2, SMALLEST_CHUNK)
+        (other, earlier), per_chunk = self._before, 0.0
+        if n_rays >= 2 * other or 2 * n_rays <= other:
+            per_chunk = min(max(seconds - n_rays * (seconds - earlier) / (n_rays - other), 0.0), seconds)
+            self._limit = max(CHUNK_SECONDS, 2 * per_chunk)
+        is_whole = n_rays == self.rays  # else the rest of a frame
+        if seconds > self._limit:
+            self.rays = max(self.rays // 2, SMALLEST_CHUNK)
+        elif is_whole and 2 * seconds - per_chunk <= self._limit:
+            self.rays = min(self.rays * 2, LARGEST_CHUNK)
+        if n_rays >= 2 * self.rays or 2 * n_rays <= self.rays:
+            self._before = n_rays, seconds
 
 
 class Resolution:
