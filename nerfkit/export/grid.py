@@ -81,11 +81,6 @@ class Grid:
         """All blocks [N, 3], x slowest."""
         return np.argwhere(np.ones(self.n_blocks, dtype=bool))
 
-    def bounds(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lowest and highest corners [N, 3] of blocks [N, 3]."""
-        low = self.origin + self.cell * BLOCK * blocks
-        return low, low + self.cell * BLOCK
-
     def mark(self, found: np.ndarray, points: np.ndarray, reach: float | np.ndarray) -> None:
         """Set, in `found` [n_blocks] bool, the blocks within `reach`, [3] or one for all axes, of points [P, 3]."""
         upper, side = self.origin + self.cell * np.array(self.cells), self.cell * BLOCK
@@ -98,15 +93,10 @@ class Grid:
         """Corners of a block [3] along x, y, z: one more than cells, shared with the next block."""
         return tuple((np.minimum(BLOCK, np.array(self.cells) - block * BLOCK) + 1).tolist())
 
-    def points(self, blocks: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Positions [P, 3] float32 of corners of blocks [B, 3], block after block, x slowest; the block [P] of each."""
-        positions = []
-        for block in blocks:
-            corner = block * BLOCK + np.indices(self.corners(block)).reshape(3, -1).T
-            positions.append(self.origin + self.cell * corner)
-        number = np.repeat(np.arange(len(blocks)), [len(part) for part in positions])
-        values = torch.tensor(np.concatenate(positions), dtype=torch.float32, device=device)
-        return values.contiguous(), torch.from_numpy(number).to(device)
+    def points(self, blocks: np.ndarray, device: torch.device) -> Tensor:
+        """Positions [P, 3] float32 of corners of blocks [B, 3], block after block, x slowest."""
+        corners = [block * BLOCK + np.indices(self.corners(block)).reshape(3, -1).T for block in blocks]
+        return torch.tensor(self.origin + self.cell * np.concatenate(corners), dtype=torch.float32, device=device)
 
     def split(self, blocks: np.ndarray, values: Tensor) -> list[np.ndarray]:
         """Values [P] at the corners of blocks, in the order of `points`, as one array [X, Y, Z] for each."""
