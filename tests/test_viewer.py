@@ -202,39 +202,33 @@ TOO_MUCH = [  # label of a control, value that a client sends, value that is tak
 
 
 def test_no_value_of_a_client_is_trusted(viewer, browser, session, folder, capfd):
-    def controls():
-        guis = viewer.page.server.gui, session.client.gui
-        return {getattr(c, "label", ""): c for gui in guis for c in gui._gui_input_handle_from_uuid.values()}
-
-    def update(label, **updates):
-        browser.tell({"type": "GuiUpdateMessage", "uuid": controls()[label]._impl.uuid, "updates": updates})
-
-    before = {label: control.value for label, control in controls().items() if hasattr(control, "value")}
+    guis, panel = (viewer.page.server.gui, session.client.gui), viewer.panels.path
+    controls = {getattr(c, "label", ""): c for gui in guis for c in gui._gui_input_handle_from_uuid.values()}
+    before, nowhere = {label: controls[label].value for label, _, _ in TOO_MUCH}, [float("nan")] * 3
+    sent = {"part_count": 0, "size_bytes": 0, "filename": "", "mime_type": "", "transfer_uuid": "a"}
     for label, value, _ in TOO_MUCH:
-        update(label, value=value, options=["999", value], min=-1e9, max=1e9, removed=True)
-    nowhere = [float("nan")] * 3
+        uuid, updates = (
+            controls[label]._impl.uuid,
+            {"value": value, "options": ["999", value], "min": -1e9, "removed": True},
+        )
+        browser.tell({"type": "GuiUpdateMessage", "uuid": uuid, "updates": updates})
+        if label != "Upload":
+            browser.tell({"type": "FileTransferStartUpload", "source_component_uuid": uuid, **sent})
     browser.send(nowhere, (1.0, 0.0, 0.0))
     moved = {"type": "TransformControlsUpdateMessage", "name": "/crop/low", "wxyz": [1, 0, 0, 0]}
     browser.tell(moved | {"position": nowhere})
-    update("Loop", value=True)
-    wait_for(lambda: viewer.panels.path.path.loop)
+    assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
     for label, _, taken in TOO_MUCH:
-        assert controls()[label].value == (before[label] if taken is None else taken), label
-    assert viewer.state.sharing.training == 0.5
-    assert viewer.panels.path.path.size == (8192, 16) and session.max_side == 2048
+        assert controls[label].value == (before[label] if taken is None else taken), label
+    assert panel.path.size == (8192, 16) and session.max_side == 2048 and viewer.state.sharing.training == 0.5
     assert viewer.panels.crop.crop.low == (-0.8, -0.8, -0.8)
     read_crop(folder, None)  # which fails for one that is not finite
-    assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
     told = capfd.readouterr().err
     assert "Traceback" not in told and "crop" in told and "camera" in told
-
-
-def test_a_path_of_a_file_comes_within_the_limits_of_the_controls(viewer, browser, session):
     path = CameraPath([Keyframe(np.eye(3, 4), 0.5)] * 2, fps=1000, size=(60000, 4))
-    panel = viewer.panels.path
     viewer.later(lambda: panel.files._upload(session, path.to_json(None).encode()))
-    wait_for(lambda: panel.path.keyframes)
-    assert panel.path.size == (8192, 16) == (panel.width.value, panel.height.value) and panel.path.fps == 120
+    wait_for(lambda: controls["Frames a second"].value == 120)
+    assert (panel.path.size, panel.path.fps, len(panel.path.keyframes)) == ((8192, 16), 120, 2)
 
 
 def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, browser, session, monkeypatch, capfd):

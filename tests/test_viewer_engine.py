@@ -323,6 +323,11 @@ ALLOWED = [  # Host, Origin
     ("192.168.1.5:8080", None),
     ("localhost", "https://localhost"),  # behind a proxy
 ]
+PROXIED = [  # the same, with --viewer.names viewer.example.org
+    ("viewer.example.org", "https://viewer.example.org"),
+    ("viewer.example.org:443", "https://viewer.example.org"),  # a proxy that adds the port
+    ("127.0.0.1:8080", "https://VIEWER.example.org:8443"),  # one that puts the viewer's address in place of its name
+]
 REFUSED = [  # all of Host, all of Origin
     (["evil.example:8080"], ["http://evil.example:8080"]),  # its name leads here: DNS rebinding
     (["127.0.0.1.evil.example"], []),
@@ -339,32 +344,18 @@ REFUSED = [  # all of Host, all of Origin
 def test_its_own_page_is_answered_and_others_are_refused():
     for host, origin in ALLOWED:
         assert refusal([host], [origin] if origin else [], LOCAL) is None, host
-    for hosts, origins in REFUSED:
-        assert refusal(hosts, origins, LOCAL), (hosts, origins)
-    assert "gpu7" in refusal(["gpu7:8080"], [], LOCAL)
-    assert refusal(["gpu7:8080"], [], own_names("127.0.0.1", ("GPU7",))) is None  # --viewer.names
-
-
-PROXIED = [  # Host, Origin
-    ("viewer.example.org", "https://viewer.example.org"),
-    ("viewer.example.org:443", "https://viewer.example.org"),  # a proxy that adds the port
-    ("127.0.0.1:8080", "https://viewer.example.org"),  # one that puts the viewer's name in place of its own
-    ("localhost:8080", "https://VIEWER.example.org:8443"),
-]
-
-
-def test_a_proxy_is_let_through_by_its_name_alone():
     public = frozenset({"viewer.example.org"})
     names = own_names("127.0.0.1", public)
     for host, origin in PROXIED:
-        assert refusal([host], [origin], names, public) is None
-        assert "--viewer.names " in refusal([host], [origin], LOCAL)
-        assert refusal([host], [origin, "https://evil.example"], names, public)
+        assert refusal([host], [origin], names, public) is None, host
+        assert "--viewer.names v" in refusal([host], [origin], LOCAL).lower()
     for hosts, origins in REFUSED:
-        assert refusal(hosts, origins, names, public)
-    assert "wss://viewer.example.org:*" in policy("127.0.0.1:8080", public)
+        assert refusal(hosts, origins, LOCAL) and refusal(hosts, origins, names, public), (hosts, origins)
+    assert "gpu7" in refusal(["gpu7:8080"], [], LOCAL)
+    assert refusal(["gpu7:8080"], [], own_names("127.0.0.1", ("GPU7",))) is None  # --viewer.names
 
 
 def test_the_page_loads_nothing_from_elsewhere():
     text = policy("localhost:8080")
     assert "default-src 'self'" in text and "ws://localhost:8080" in text and "http:" not in text and "*" not in text
+    assert "wss://viewer.example.org:*" in policy("127.0.0.1:8080", ["viewer.example.org"])

@@ -32,14 +32,23 @@ def within_limits(control: Any, value: Any) -> Any:
 
 def keep_limits(gui: viser.GuiApi) -> None:
     """From now on, clients change the values of these controls, within their limits, and nothing else of them."""
-    update = gui._handle_gui_updates
+    controls, update = gui._gui_input_handle_from_uuid, gui._handle_gui_updates
+    uploads = {
+        _messages.FileTransferStartUpload: gui._handle_file_transfer_start,
+        _messages.FileTransferPart: gui._handle_file_transfer_part,
+    }
 
     async def checked(client: int, message: _messages.GuiUpdateMessage) -> None:
-        control = gui._gui_input_handle_from_uuid.get(message.uuid)
+        control = controls.get(message.uuid)
         value = None if control is None else within_limits(control, message.updates.get("value"))
         if value is not None:
             message.updates = {"value": value}
             await update(client, message)
 
-    gui._websock_interface.unregister_handler(_messages.GuiUpdateMessage, update)
-    gui._websock_interface.register_handler(_messages.GuiUpdateMessage, checked)
+    def upload(client: int, message: Any) -> None:  # viser puts a file into whatever control is named
+        if isinstance(controls.get(message.source_component_uuid), viser.GuiUploadButtonHandle):
+            uploads[type(message)](client, message)
+
+    for kind, before in {_messages.GuiUpdateMessage: update, **uploads}.items():
+        gui._websock_interface.unregister_handler(kind, before)
+        gui._websock_interface.register_handler(kind, upload if kind in uploads else checked)

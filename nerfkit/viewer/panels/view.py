@@ -82,8 +82,7 @@ def _add_views(gui: viser.GuiApi, session: Session) -> None:
 
 def _far(scene: ViewerScene) -> float:
     """A depth behind everything."""
-    box, cameras = scene.box, scene.cameras.positions.numpy()
-    return float(max(abs(cameras - box.mean(0)).max(), 1e-3) * 2 + abs(box[1] - box[0]).max())
+    return 2 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max())
 
 
 class RunPanel:
