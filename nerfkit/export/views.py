@@ -14,7 +14,7 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.export.writing import Arrays, Work
 from nerfkit.rendering.image_renderer import ImageRenderer
 
-MOST_LOADED = 128  # views in memory
+MOST_LOADED = 2**31  # bytes of views in memory
 
 
 class Seen(NamedTuple):
@@ -89,7 +89,7 @@ class Views:
 
     def __init__(self, image_of: ImageRenderer, cameras: Cameras, work: Work, finest: float, device: torch.device):
         self.image_of, self.work, self.device = image_of, work, device
-        self._loaded: dict[int, View] = {}
+        self._loaded, self._room = {}, MOST_LOADED
         self.cameras = [sized(cameras[[view]], finest).to(device) for view in range(len(cameras))]
 
     def __len__(self) -> int:
@@ -115,9 +115,9 @@ class Views:
         if view in self._loaded:
             return self._loaded[view]
         values = {name: torch.from_numpy(values).to(self.device) for name, values in self._arrays(view).items()}
-        loaded = View(self.cameras[view], **values)
-        if len(self._loaded) < MOST_LOADED:  # the first ones stay: each pass is over all, in one order
-            self._loaded[view] = loaded
+        loaded, size = View(self.cameras[view], **values), sum(value.nbytes for value in values.values())
+        if size <= self._room:  # the first ones stay: each pass is over all, in one order
+            self._loaded[view], self._room = loaded, self._room - size
         return loaded
 
     def __iter__(self) -> Iterator[View]:
