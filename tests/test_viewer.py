@@ -252,9 +252,16 @@ def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, brow
     assert not asked and viewer.sessions
 
 
-def http_get(port: int, host: str) -> bytes:
+def test_a_proxy_is_let_through_by_its_name():
+    page = Page(ViewerOptions(port=0, names=("Viewer.example.org",)), "test")
+    answer = http_get(page.port, "localhost", "Origin: https://viewer.example.org\r\n")
+    page.stop()
+    assert b" 200 " in answer and b"wss://viewer.example.org" in answer
+
+
+def http_get(port: int, host: str, more: str = "") -> bytes:
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\n{more}Connection: close\r\n\r\n".encode())
         return connection.makefile("rb").read(4096)
 
 

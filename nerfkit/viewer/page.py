@@ -80,7 +80,7 @@ def refusal(
         scheme, _, authority = origin.partition("://")
         page = AUTHORITY.fullmatch(authority) if scheme in ("http", "https") else None
         if page is None:
-            return "the page that asks is not the viewer's"
+            return "another page holds the viewer; open its address in a window of its own"
         if authority.lower() != hosts[0].lower() and page[1].lower() not in public:
             return f"a page of {page[1]} asks; if a proxy has that name, allow it with --viewer.names {page[1]}"
     return None
