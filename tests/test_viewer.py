@@ -185,7 +185,7 @@ def test_an_error_in_a_panel_is_told_and_the_viewer_goes_on(viewer, browser, cap
 
 TOO_MUCH = [  # label of a control, value that a client sends, value that is taken; None: as before
     ("Share of training", 0.0, 0.5),
-    ("Lowest corner", [float("nan"), 0, 0], None),
+    ("Lowest corner", [float("nan"), 0, 0], (0.5, 0.5, 0.5)),  # of a handle, below
     ("Highest corner", [0, 0], None),
     ("Crop", "yes", None),
     ("Keyframe", "999", None),
@@ -216,12 +216,13 @@ def test_no_value_of_a_client_is_trusted(viewer, browser, session, folder, capfd
             browser.tell({"type": "FileTransferStartUpload", "source_component_uuid": uuid, **sent})
     browser.send(nowhere, (1.0, 0.0, 0.0))
     moved = {"type": "TransformControlsUpdateMessage", "name": "/crop/low", "wxyz": [1, 0, 0, 0]}
-    browser.tell(moved | {"position": nowhere})
+    for position in (nowhere, [0.0, 0.0], [0.5] * 3):  # the last one is a corner
+        browser.tell(moved | {"position": position})
     assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
     for label, _, taken in TOO_MUCH:
         assert controls[label].value == (before[label] if taken is None else taken), label
     assert panel.path.size == (8192, 16) and session.max_side == 2048 and viewer.state.sharing.training == 0.5
-    assert viewer.panels.crop.crop.low == (-0.8, -0.8, -0.8)
+    assert viewer.panels.crop.crop == Crop((0.5,) * 3, (0.8,) * 3)
     read_crop(folder, None)  # which fails for one that is not finite
     told = capfd.readouterr().err
     assert "Traceback" not in told and "crop" in told and "camera" in told

@@ -70,7 +70,7 @@ class Viewer:
     def drop_jobs(self) -> None:
         """End what is not done, such as a video, with its files and its process."""
         for job in list(self.engine.jobs):
-            self.engine.drop_job(job)
+            self._try(partial(self.engine.drop_job, job))
 
     def work_or_wait(self) -> None:
         """Work for a moment, or wait for something to do for one."""

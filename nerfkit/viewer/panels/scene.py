@@ -126,8 +126,8 @@ class CropPanel:
         ]
         self._show()
         fields, handles = (self.on, self.low, self.high), self.handles
-        state.on(lambda session: self._set(np.array([self.low.value, self.high.value])), *(f.on_update for f in fields))
-        state.on(lambda session: self._set(np.array([h.position for h in handles])), *(h.on_update for h in handles))
+        state.on(lambda session: self._set([self.low.value, self.high.value]), *(f.on_update for f in fields))
+        state.on(lambda session: self._set([h.position for h in handles]), *(h.on_update for h in handles))
         state.on(lambda session: self._show(), self.handles_shown.on_update)
         state.on(lambda session: self._set(self.box), whole.on_click)
 
@@ -149,18 +149,18 @@ class CropPanel:
             return whole, False, f"not read: {error}"
         return (*found, f"read from {folder.path / CROP}") if found is not None else (whole, False, "the whole box")
 
-    def _set(self, corners: np.ndarray) -> None:
+    def _set(self, corners: Any) -> None:
         """Take two corners [2, 3] of the model's frame, in any order."""
-        low, high = np.sort(corners, axis=0).astype(np.float64)
-        high = np.maximum(high, low + SMALLEST * self.size)
         try:
+            low, high = np.sort(np.array(corners, dtype=np.float64), axis=0)
+            high = np.maximum(high, low + SMALLEST * self.size)
             self.crop = crop_of(tuple(low.tolist()), tuple(high.tolist()), "model", "the crop")
         finally:
             self._show()  # what is kept, also where that is not what was typed
         self._changed_at = time.perf_counter()
         self.state.crop = self.crop if self.on.value else None
         for session in list(self.state.sessions.values()):
-            session.ask()
+            self.state.attempt(session, Session.ask)
 
     def _show(self) -> None:
         """Show the crop, or what surrounds it along the model's axes, in the fields and in the scene."""
