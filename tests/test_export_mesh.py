@@ -27,7 +27,6 @@ from tests.balls import (
     SPECK_RADIUS,
     Balls,
     call,
-    cameras,
     config,
     frame,
     write_run,
@@ -289,7 +288,7 @@ def test_what_cannot_be_exported_is_named(run):
 
 def test_corners_of_which_nothing_is_known_have_no_surface():
     grid, block = Grid.over(np.array([[-1.0, -1, -1], [1, 1, 1]]), 32), np.zeros(3, int)
-    points, _ = grid.points(block[None], torch.device("cpu"))
+    points = grid.points(block[None], torch.device("cpu"))
     (values,) = grid.split(block[None], torch.sigmoid((0.6 - points.norm(dim=-1)) / 0.05))  # inside of a ball
     values[:9] = np.nan
     piece = piece_of_block(grid, block, values)
@@ -304,17 +303,6 @@ def test_blocks_without_an_occupied_cell_are_left_out():
     model.sampler.occupancy[-1, 3, 5] = True  # x is near the upper side, y and z near the lower
     blocks = occupied_blocks(grid, model)
     assert 0 < len(blocks) <= 18 and (blocks[:, 0] >= 14).all() and (blocks[:, 1] <= 2).all() and blocks.max() <= 15
-
-
-def test_a_block_that_a_camera_sees_a_point_of_is_not_left_out():
-    generator = torch.Generator().manual_seed(1)
-    camera, radius = cameras(3)[[1]], 0.3
-    centers = camera.positions + torch.randn(300, 3, generator=generator)
-    inside = torch.nn.functional.normalize(torch.randn(300, 60, 3, generator=generator), dim=-1) * radius
-    pixel, depth = camera.project((centers[:, None] + inside).flatten(0, 1), 0)
-    seen = ((pixel >= 0) & (pixel < torch.tensor(camera.size(0)))).all(-1) & (depth > 0)
-    seen, found = seen.view(300, 60).any(1), fields.may_see(camera, centers, radius)
-    assert found[seen].all() and 10 < seen.sum() <= found.sum() < 250
 
 
 def test_median_depth_of_packed_samples():

@@ -19,12 +19,13 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 from nerfkit.crop import Crop, read_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.paths import Keyframe, read_path
+from nerfkit.rendering.paths import CameraPath, Keyframe, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.step.randomness import seed_everything
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
-from nerfkit.viewer.frames import OUTPUTS, rotation_of, vertical_fov
+from nerfkit.viewer.engine import Request
+from nerfkit.viewer.frames import OUTPUTS, Look, rotation_of, vertical_fov
 from nerfkit.viewer.page import Page, ViewerOptions, bound
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import Browser, new_training, served, small_run, tiny_config, vanish, wait_for
@@ -170,7 +171,7 @@ def test_a_path_is_kept_rendered_and_played(viewer, browser, session, folder):
     assert "paths/" in RunFolder.existing(folder).names()
     viewer.later(lambda: panel.video._start(session))
     assert wait_for(lambda: [m for m in browser.messages if m["type"] == "FileTransferPart"])
-    assert wait_for(lambda: panel.video.client is None and not viewer.engine.jobs)
+    assert wait_for(lambda: panel.video.job is None and not viewer.engine.jobs)
     panel.playing = (session.client.client_id, None)
     wait_for(lambda: panel.playing is None)
     assert np.allclose(session.client.camera.position, (0.5, 2.5, 1.0), atol=0.2)
@@ -182,7 +183,56 @@ def test_an_error_in_a_panel_is_told_and_the_viewer_goes_on(viewer, browser, cap
     assert capfd.readouterr().err.count("division by zero") == 1
 
 
-def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, browser, session, monkeypatch):
+TOO_MUCH = [  # label of a control, value that a client sends, value that is taken; None: as before
+    ("Share of training", 0.0, 0.5),
+    ("Lowest corner", [float("nan"), 0, 0], (0.5, 0.5, 0.5)),  # of a handle, below
+    ("Highest corner", [0, 0], None),
+    ("Crop", "yes", None),
+    ("Keyframe", "999", None),
+    ("Kept", "/etc/passwd", None),
+    ("Width", 100000, 8192),
+    ("Height", 0, 16),
+    ("Frames a second", None, None),
+    ("Field of view", "wide", None),
+    ("Upload", 1, None),
+    ("Largest side", 40000, 2048),
+    ("Depths", [-1e9, 1.0], (0.0, 1.0)),
+    ("Output", ["nothing"], None),
+]
+
+
+def test_no_value_of_a_client_is_trusted(viewer, browser, session, folder, capfd):
+    guis, panel = (viewer.page.server.gui, session.client.gui), viewer.panels.path
+    controls = {getattr(c, "label", ""): c for gui in guis for c in gui._gui_input_handle_from_uuid.values()}
+    before, nowhere = {label: controls[label].value for label, _, _ in TOO_MUCH}, [float("nan")] * 3
+    sent = {"part_count": 0, "size_bytes": 0, "filename": "", "mime_type": "", "transfer_uuid": "a"}
+    for label, value, _ in TOO_MUCH:
+        uuid, updates = (
+            controls[label]._impl.uuid,
+            {"value": value, "options": ["999", value], "min": -1e9, "removed": True},
+        )
+        browser.tell({"type": "GuiUpdateMessage", "uuid": uuid, "updates": updates})
+        if label != "Upload":
+            browser.tell({"type": "FileTransferStartUpload", "source_component_uuid": uuid, **sent})
+    browser.send(nowhere, (1.0, 0.0, 0.0))
+    moved = {"type": "TransformControlsUpdateMessage", "name": "/crop/low", "wxyz": [1, 0, 0, 0]}
+    for position in (nowhere, [0.0, 0.0], [0.5] * 3):  # the last one is a corner
+        browser.tell(moved | {"position": position})
+    assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
+    for label, _, taken in TOO_MUCH:
+        assert controls[label].value == (before[label] if taken is None else taken), label
+    assert panel.path.size == (8192, 16) and session.max_side == 2048 and viewer.state.sharing.training == 0.5
+    assert viewer.panels.crop.crop == Crop((0.5,) * 3, (0.8,) * 3)
+    read_crop(folder, None)  # which fails for one that is not finite
+    told = capfd.readouterr().err
+    assert "Traceback" not in told and "crop" in told and "camera" in told
+    path = CameraPath([Keyframe(np.eye(3, 4), 0.5)] * 2, fps=1000, size=(60000, 4))
+    viewer.later(lambda: panel.files._upload(session, path.to_json(None).encode()))
+    wait_for(lambda: controls["Frames a second"].value == 120)
+    assert (panel.path.size, panel.path.fps, len(panel.path.keyframes)) == ((8192, 16), 120, 2)
+
+
+def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, browser, session, monkeypatch, capfd):
     import requests
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
@@ -193,6 +243,7 @@ def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, brow
             connect(url, **headers)
     answer = http_get(viewer.page.port, "evil.example")
     assert b" 403 " in answer and b"evil.example" in answer
+    assert capfd.readouterr().err.count("--viewer.names evil.example") == 2, "of Host and of Origin, each once"
     assert b"Content-Security-Policy" in http_get(viewer.page.port, "localhost")
     asked = []
     monkeypatch.setattr(requests, "request", lambda *a, **k: asked.append(a))
@@ -202,9 +253,16 @@ def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, brow
     assert not asked and viewer.sessions
 
 
-def http_get(port: int, host: str) -> bytes:
+def test_a_proxy_is_let_through_by_its_name():
+    page = Page(ViewerOptions(port=0, names=("Viewer.example.org",)), "test")
+    answer = http_get(page.port, "localhost", "Origin: https://viewer.example.org\r\n")
+    page.stop()
+    assert b" 200 " in answer and b"wss://viewer.example.org" in answer
+
+
+def http_get(port: int, host: str, more: str = "") -> bytes:
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\n{more}Connection: close\r\n\r\n".encode())
         return connection.makefile("rb").read(4096)
 
 
@@ -345,6 +403,16 @@ def trained(config, out, with_viewer: bool):
     browser.close()
     page.stop()
     return trainer, n_pictures
+
+
+def test_an_error_of_the_viewer_does_not_end_a_training(small_config, tmp_path, capfd):
+    small_config.trainer.steps, page = 5, Page(ViewerOptions(port=0), "test")
+    trainer, folder, viewer = new_training(small_config, tmp_path / "run", page)
+    viewer.awake, viewer.sharing.add_training = True, lambda *_: 1 / 0
+    viewer.engine.request(0, Request(None, SIZE, Look()))
+    trainer.train(folder)
+    page.stop()
+    assert trainer.step == 5 and capfd.readouterr().err.count("viewer: division by zero") == 1
 
 
 def test_a_training_that_is_looked_at_has_the_same_bits(small_config, tmp_path):

@@ -12,7 +12,7 @@ from nerfkit.commands import train, view
 from nerfkit.commands.options import train_options
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.viewer.engine import FINE, FULL, MOVING, STILL_AFTER, Engine, Request
-from nerfkit.viewer.pacing import CHUNK_SECONDS, SMALLEST_CHUNK, Resolution, Sharing
+from nerfkit.viewer.pacing import AWAITED, CHUNK_SECONDS, JOB, SHOWN, SMALLEST_CHUNK, Resolution, Sharing
 from nerfkit.viewer.page import import_viser, own_names, policy, refusal
 from tests.processes import run_main
 
@@ -232,7 +232,7 @@ def test_what_is_trained_on_is_drawn_again_but_not_fine():
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL] and world.engine.next() is None
     world.engine.refresh()
     due = world.engine.next()
-    assert not due.is_awaited and due.seconds == pytest.approx(640 * 480 * 1e-6, rel=0.01)
+    assert due == SHOWN
     world.run(1)
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FULL] and world.engine.clients[0].stage == FINE
 
@@ -247,34 +247,35 @@ def test_a_full_picture_may_be_limited():
     assert world.drawn[-2].stage == FULL and world.drawn[-2].size == (365, 274)  # a side of sqrt(0.1 s / 0.307 s)
 
 
-def trained(sharing: Sharing, frame: float, step: float, seconds: float, is_awaited: bool) -> float:
-    """Share of the time that drawing gets, where frames are due all the time."""
-    now = drawing = 0.0
+def trained(sharing: Sharing, frame: float, step: float, seconds: float, *kinds: str) -> list[float]:
+    """Share of the time that drawing of each kind gets, where frames are due all the time."""
+    now, drawing = 0.0, dict.fromkeys(kinds, 0.0)
     while now < seconds:
         now += step
-        sharing.add_training(step, frame)
-        if sharing.has_budget(is_awaited, frame):
+        sharing.add_training(step, JOB in kinds)
+        if kind := next((kind for kind in kinds if sharing.has_budget(kind)), None):
             now += frame
-            drawing += frame
-            sharing.add_time(is_awaited, frame)
-    return drawing / now
+            drawing[kind] += frame
+            sharing.add_time(kind, frame)
+    return [seconds / now for seconds in drawing.values()]
 
 
 @pytest.mark.parametrize("picture, step", [(0.03, 0.003), (1.5, 0.02)])
 def test_a_client_that_only_looks_on_costs_what_it_may_and_one_that_moves_half_of_the_time(picture, step):
     sharing = Sharing()
-    share = trained(sharing, picture, step, 300.0, is_awaited=False)
+    (share,) = trained(sharing, picture, step, 300.0, SHOWN)
     assert 0.5 * (1 - sharing.training) < share < 1.1 * (1 - sharing.training) < 0.05
-    assert trained(Sharing(), 0.06, 0.003, 60.0, is_awaited=True) == pytest.approx(0.5, abs=0.03)
+    assert trained(Sharing(), 0.06, 0.003, 60.0, AWAITED) == [pytest.approx(0.5, abs=0.03)]
 
 
 def test_a_job_has_half_of_what_pictures_would_have_and_saves_up_little():
-    sharing = Sharing(training=0.5)
-    sharing.add_training(0.2, 0.0, has_job=True)
-    assert sharing.credit == sharing.job_credit == pytest.approx(0.1)
+    sharing = Sharing(training=0.9)
+    assert trained(sharing, 0.008, 0.003, 60.0, SHOWN, JOB) == [pytest.approx(0.05, abs=0.003)] * 2
     for _ in range(100):
-        sharing.add_training(0.2, 0.0, has_job=True)
-    assert sharing.job_credit == pytest.approx(0.25), "else the training would stop for seconds"
+        sharing.add_training(0.2, has_job=True)
+    sharing.add_time(JOB, 0.3)
+    assert not sharing.has_budget(JOB), "else the training would stop for seconds"
+    assert trained(sharing, 0.008, 0.003, 60.0, AWAITED, JOB)[0] > 0.45, "whoever moves is waited on all the same"
 
 
 # ---- options, a missing package, and whose requests are answered
@@ -322,6 +323,11 @@ ALLOWED = [  # Host, Origin
     ("192.168.1.5:8080", None),
     ("localhost", "https://localhost"),  # behind a proxy
 ]
+PROXIED = [  # the same, with --viewer.names viewer.example.org
+    ("viewer.example.org", "https://viewer.example.org"),
+    ("viewer.example.org:443", "https://viewer.example.org"),  # a proxy that adds the port
+    ("127.0.0.1:8080", "https://VIEWER.example.org:8443"),  # one that puts the viewer's address in place of its name
+]
 REFUSED = [  # all of Host, all of Origin
     (["evil.example:8080"], ["http://evil.example:8080"]),  # its name leads here: DNS rebinding
     (["127.0.0.1.evil.example"], []),
@@ -338,8 +344,13 @@ REFUSED = [  # all of Host, all of Origin
 def test_its_own_page_is_answered_and_others_are_refused():
     for host, origin in ALLOWED:
         assert refusal([host], [origin] if origin else [], LOCAL) is None, host
+    public = frozenset({"viewer.example.org"})
+    names = own_names("127.0.0.1", public)
+    for host, origin in PROXIED:
+        assert refusal([host], [origin], names, public) is None, host
+        assert "--viewer.names v" in refusal([host], [origin], LOCAL).lower()
     for hosts, origins in REFUSED:
-        assert refusal(hosts, origins, LOCAL), (hosts, origins)
+        assert refusal(hosts, origins, LOCAL) and refusal(hosts, origins, names, public), (hosts, origins)
     assert "gpu7" in refusal(["gpu7:8080"], [], LOCAL)
     assert refusal(["gpu7:8080"], [], own_names("127.0.0.1", ("GPU7",))) is None  # --viewer.names
 
@@ -347,3 +358,4 @@ def test_its_own_page_is_answered_and_others_are_refused():
 def test_the_page_loads_nothing_from_elsewhere():
     text = policy("localhost:8080")
     assert "default-src 'self'" in text and "ws://localhost:8080" in text and "http:" not in text and "*" not in text
+    assert "wss://viewer.example.org:*" in policy("127.0.0.1:8080", ["viewer.example.org"])

@@ -203,7 +203,7 @@ def watched(small_config, tmp_path):
 
 def test_a_video_is_rendered_beside_the_training_and_shows_one_step_of_it(watched):
     run = watched(seconds=1.0)
-    run.train(lambda: run.video.client is None and run.rendered_at)
+    run.train(lambda: run.video.job is None and run.rendered_at)
     start = wait_for(lambda: of_type(run, "FileTransferStartDownload"))[0]
     parts = wait_for(lambda: len(found := of_type(run, "FileTransferPart")) == start["part_count"] and found)
     assert len(run.rendered_at) >= 3, "training goes on between frames"
@@ -227,4 +227,4 @@ def test_a_browser_that_vanishes_takes_its_video_with_it_and_the_training_forget
         return bool(run.rendered_at) and not run.viewer.awake
 
     run.train(is_over)
-    assert not run.viewer.engine.jobs and run.video.client is None and not run.video.cancel.visible
+    assert not run.viewer.engine.jobs and run.video.job is None and not run.video.cancel.visible

@@ -34,7 +34,9 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stems
 from nerfkit.training.run.load import Run, load_run
 
-LIMITS = {"resolution": (2, 8192), "count": (1, 10**9), "sh_degree": (0, 3), "min_part": (0, 0.5)}
+LIMITS = {
+    "resolution": (2, 8192), "level": (0.001, 0.999), "min_part": (0, 0.5), "count": (1, 10**9), "sh_degree": (0, 3),
+}  # fmt: skip
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
@@ -55,7 +57,6 @@ def check_numbers(options: ExportOptions) -> None:
         if not low <= value <= high:
             raise UserError(f"--{name} must be from {low} to {high}, got {value:g}")
     if isinstance(options, MeshOptions):
-        fields.check_level(options.level)
         if options.source == "depth" and options.level != LEVEL:
             raise UserError(f"--level {options.level:g} is of --from density; leave it out with --from depth")
 

@@ -81,35 +81,22 @@ class Grid:
         """All blocks [N, 3], x slowest."""
         return np.argwhere(np.ones(self.n_blocks, dtype=bool))
 
-    def bounds(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lowest and highest corners [N, 3] of blocks [N, 3]."""
-        low = self.origin + self.cell * BLOCK * blocks
-        return low, low + self.cell * BLOCK
-
-    def mark(self, found: np.ndarray, points: np.ndarray, reach: float) -> None:
-        """Set, in `found` [n_blocks] bool, the blocks within `reach` of points [P, 3] along each axis.
-
-        `reach` must be less than a block.
-        """
-        upper = self.origin + self.cell * np.array(self.cells)
+    def mark(self, found: np.ndarray, points: np.ndarray, reach: float | np.ndarray) -> None:
+        """Set, in `found` [n_blocks] bool, the blocks within `reach`, [3] or one for all axes, of points [P, 3]."""
+        upper, side = self.origin + self.cell * np.array(self.cells), self.cell * BLOCK
         points = points[((points >= self.origin - reach) & (points <= upper + reach)).all(1)]
-        for shift in itertools.product((-reach, reach), repeat=3):
-            block = np.floor((points + shift - self.origin) / (self.cell * BLOCK)).astype(np.int64)
+        for shift in itertools.product(np.linspace(-1, 1, math.ceil(2 * np.max(reach) / side) + 1), repeat=3):
+            block = np.floor((points + np.multiply(shift, reach) - self.origin) / side).astype(np.int64)
             found[tuple(block.clip(0, self.n_blocks - 1).T)] = True
 
     def corners(self, block: np.ndarray) -> tuple[int, int, int]:
         """Corners of a block [3] along x, y, z: one more than cells, shared with the next block."""
         return tuple((np.minimum(BLOCK, np.array(self.cells) - block * BLOCK) + 1).tolist())
 
-    def points(self, blocks: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Positions [P, 3] float32 of corners of blocks [B, 3], block after block, x slowest; the block [P] of each."""
-        positions = []
-        for block in blocks:
-            corner = block * BLOCK + np.indices(self.corners(block)).reshape(3, -1).T
-            positions.append(self.origin + self.cell * corner)
-        number = np.repeat(np.arange(len(blocks)), [len(part) for part in positions])
-        values = torch.tensor(np.concatenate(positions), dtype=torch.float32, device=device)
-        return values.contiguous(), torch.from_numpy(number).to(device)
+    def points(self, blocks: np.ndarray, device: torch.device) -> Tensor:
+        """Positions [P, 3] float32 of corners of blocks [B, 3], block after block, x slowest."""
+        corners = [block * BLOCK + np.indices(self.corners(block)).reshape(3, -1).T for block in blocks]
+        return torch.tensor(self.origin + self.cell * np.concatenate(corners), dtype=torch.float32, device=device)
 
     def split(self, blocks: np.ndarray, values: Tensor) -> list[np.ndarray]:
         """Values [P] at the corners of blocks, in the order of `points`, as one array [X, Y, Z] for each."""
@@ -123,20 +110,14 @@ def occupied_blocks(grid: Grid, model: Model) -> np.ndarray:
 
     All, too, where the occupancy is of contracted space, whose cells are no boxes.
     """
-    sampler, blocks = getattr(model, "sampler", None), grid.all_blocks()
+    sampler = getattr(model, "sampler", None)
     if not isinstance(sampler, BoxSampler):
-        return blocks
-    sides = np.array(sampler.occupancy.shape)
-    counts = np.zeros(sides + 1, dtype=np.int64)  # of occupied cells below each corner
-    counts[1:, 1:, 1:] = sampler.occupancy.cpu().numpy().cumsum(0).cumsum(1).cumsum(2)
-    box = sampler.box.double().cpu().numpy()
-    low, high = ((corner - box[0]) / (box[1] - box[0]) * sides for corner in grid.bounds(blocks))
-    first = (np.floor(low).astype(int) - 1).clip(0, sides)  # [N, 3]; occupancy was seen at random places of a cell
-    end = (np.ceil(high).astype(int) + 1).clip(0, sides)
-    total = np.zeros(len(blocks), dtype=np.int64)
-    for upper in itertools.product((False, True), repeat=3):  # inclusion and exclusion
-        total += (1 if sum(upper) % 2 else -1) * counts[tuple(np.where(upper, end, first).T)]
-    return blocks[(total != 0) & (first < end).all(axis=1)]
+        return grid.all_blocks()
+    (low, high), occupied = sampler.box.double().cpu().numpy(), sampler.occupancy.cpu().numpy()
+    cell, found = (high - low) / occupied.shape, np.zeros(grid.n_blocks, dtype=bool)
+    # Half a cell from its middle and one more: occupancy was seen at random places of a cell.
+    grid.mark(found, low + cell * (np.argwhere(occupied) + 0.5), 1.5 * cell)
+    return np.argwhere(found)
 
 
 class Piece(NamedTuple):

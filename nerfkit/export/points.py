@@ -7,7 +7,6 @@ Also as flat Gaussians in the PLY layout of 3D Gaussian splatting: a start for p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from nerfkit.export.writing import columns, needs_double, optional, oriented_col
 MIN_OPACITY = 0.9
 AGREE = 0.02  # relative difference of depths that agree
 OTHERS = 6  # views that are asked about a point, those that look most alike
-MOST_LOADED = 64  # views in memory
 SPARE = 4  # times the wanted number of points that are held before they are thinned
 SH_0 = 0.28209479177387814  # the constant spherical harmonic
 NEIGHBOURS = 3  # of a splat, whose mean distance counts
@@ -65,10 +63,9 @@ def joined(clouds: list[PointCloud]) -> PointCloud:
 
 def gather(views: Views, box: np.ndarray, crop: Crop | None, count: int) -> PointCloud:
     """About `count` points in a box [2, 3] of the model's frame and in the crop, at most."""
-    load = lru_cache(MOST_LOADED)(views.__getitem__)
     others, clouds = neighbours(views), []
     for number in tqdm(range(len(views)), desc="points", unit="view", dynamic_ncols=True):
-        cloud = points_of_view(load(number), [load(other) for other in others[number]])
+        cloud = points_of_view(views[number], [views[other] for other in others[number]])
         inside = ((cloud.positions >= box[0]) & (cloud.positions <= box[1])).all(axis=1)
         if crop is not None:
             inside &= crop.inside(torch.from_numpy(cloud.positions)).numpy()

@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.export.writing import Work
+from nerfkit.export.writing import Arrays, Work
 from nerfkit.rendering.image_renderer import ImageRenderer
+
+MOST_LOADED = 2**31  # bytes of views in memory
 
 
 class Seen(NamedTuple):
@@ -88,6 +89,7 @@ class Views:
 
     def __init__(self, image_of: ImageRenderer, cameras: Cameras, work: Work, finest: float, device: torch.device):
         self.image_of, self.work, self.device = image_of, work, device
+        self._loaded, self._room = {}, MOST_LOADED
         self.cameras = [sized(cameras[[view]], finest).to(device) for view in range(len(cameras))]
 
     def __len__(self) -> int:
@@ -98,10 +100,10 @@ class Views:
         for view in tqdm(range(len(self)), desc="views", unit="view", dynamic_ncols=True):
             self._arrays(view)
 
-    def _arrays(self, view: int) -> dict[str, np.ndarray]:
+    def _arrays(self, view: int) -> Arrays:
         return self.work.part(f"view_{view:05d}", lambda: self._rendered(view))
 
-    def _rendered(self, view: int) -> dict[str, np.ndarray]:
+    def _rendered(self, view: int) -> Arrays:
         images = self.image_of(self.cameras[view], 0, ("rgb", "opacity", "median_depth"))
         return {
             "rgb": (images["rgb"] * 255 + 0.5).to(torch.uint8).cpu().numpy(),
@@ -110,8 +112,13 @@ class Views:
         }
 
     def __getitem__(self, view: int) -> View:
+        if view in self._loaded:
+            return self._loaded[view]
         values = {name: torch.from_numpy(values).to(self.device) for name, values in self._arrays(view).items()}
-        return View(self.cameras[view], **values)
+        loaded, size = View(self.cameras[view], **values), sum(value.nbytes for value in values.values())
+        if size <= self._room:  # the first ones stay: each pass is over all, in one order
+            self._loaded[view], self._room = loaded, self._room - size
+        return loaded
 
     def __iter__(self) -> Iterator[View]:
         return (self[view] for view in range(len(self)))

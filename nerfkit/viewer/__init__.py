@@ -5,5 +5,5 @@ engine      requests of clients -> which frame is drawn next, in chunks of milli
 pacing      measured times -> sizes of chunks and frames, and the share of a training
 scene       a model with its cameras and images; frames: a scene, a camera and a look -> pixels
 page        the web page: one port, guarded; the only module that starts viser
-panels/     what is beside the frame
+panels/     what is beside the frame; limits: what clients may change of it
 """

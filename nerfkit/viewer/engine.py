@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from nerfkit.viewer.pacing import Chunk, Resolution
+from nerfkit.viewer.pacing import AWAITED, SHOWN, Chunk, Resolution
 
 STILL_AFTER = 0.15  # seconds after the last change
 MOVING, FULL, FINE, DONE = range(4)  # stages of a client, in this order
@@ -28,21 +28,6 @@ class Request(NamedTuple):
     camera: Any  # of the frame, for `start`
     size: tuple[int, int]  # width and height of the full frame [pixels]
     look: Any  # what is drawn: `look.output` names what costs alike
-
-
-class PendingFrame(Protocol):
-    """One frame that is being drawn: `render` returns when rays start..end are; `finish`, after all, is the image."""
-
-    n_rays: int
-
-    def render(self, start: int, end: int) -> None: ...
-
-    def finish(self) -> Any: ...
-
-
-class NextFrame(NamedTuple):
-    is_awaited: bool  # by somebody who has moved; others only show what has changed since
-    seconds: float  # that it will take; 0 if unknown
 
 
 @dataclass
@@ -60,11 +45,7 @@ class _Drawing:
     client: _Client
     request: Request
     stage: int
-    scale: float = 1.0
-    frame: PendingFrame | None = None
-    rays_done: int = 0
-    seconds: float = 0.0  # of rays
-    overhead: float = 0.0  # seconds of all else
+    slices: Job | None = None
 
     @property
     def is_wanted(self) -> bool:
@@ -75,7 +56,8 @@ class Engine:
     """Draws what clients request.
 
     Args:
-        start: camera, width, height, look -> PendingFrame.
+        start: camera, width, height, look -> a frame of `n_rays`; its `render` returns when rays start..end are drawn,
+            its `finish`, after all of them, returns the image.
         deliver: gets a client, which may have gone, an image that is finished, and its stage.
         failed: gets a client, or -1 for a job, and the exception that its frame ended in.
         clock: seconds.
@@ -83,7 +65,7 @@ class Engine:
 
     def __init__(
         self,
-        start: Callable[[Any, int, int, Any], PendingFrame],
+        start: Callable[[Any, int, int, Any], Any],
         deliver: Callable[[int, Any, int], None],
         failed: Callable[[int, Exception], None],
         clock: Callable[[], float] = time.perf_counter,
@@ -145,14 +127,12 @@ class Engine:
                 if client.stage > FULL:
                     client.stage, client.again = FULL, True
 
-    def next(self) -> NextFrame | None:
+    def next(self) -> str | None:
+        """The kind of the next frame, if one is due: somebody has moved, or what they see has changed since."""
         client = self._choose()
         if client is None:
             return None
-        request, stage = client.request, client.stage
-        width, height, _ = self._size(request, stage)
-        is_awaited = stage == MOVING or (stage == FULL and not client.again)
-        return NextFrame(is_awaited, self._resolution(request).seconds(width * height))
+        return AWAITED if client.stage == MOVING or (client.stage == FULL and not client.again) else SHOWN
 
     def step(self) -> bool:
         """Work for a moment, a chunk at most; False if there is nothing to do now. See `is_between_frames`."""
@@ -165,23 +145,22 @@ class Engine:
         if drawing is None and (client := self._choose()) is not None:
             with self._lock:
                 drawing = _Drawing(client, client.request, client.stage)
+            drawing.slices = self._slices(drawing)
         self._drawing = drawing
         if drawing is None:
             return self.step_job()
         try:
-            if drawing.frame is None:
-                began, request = self.clock(), drawing.request
-                width, height, drawing.scale = self._size(request, drawing.stage)
-                drawing.frame = self.start(request.camera, width, height, request.look)
-                drawing.overhead = self.clock() - began
-            self._render_chunk(drawing)
-            if drawing.rays_done == drawing.frame.n_rays:
-                self._finish(drawing)
-        except Exception as error:
-            with self._lock:
-                self._drawing = None
-                if drawing.is_wanted:
-                    drawing.client.stage = DONE
+            next(drawing.slices)
+            return True
+        except StopIteration as end:
+            after, error = end.value, None
+        except Exception as caught:
+            after, error = DONE, caught
+        with self._lock:
+            self._drawing = None
+            if drawing.is_wanted:
+                drawing.client.stage = after
+        if error is not None:
             self.failed(drawing.client.id, error)
         return True
 
@@ -230,25 +209,26 @@ class Engine:
             scale = resolution.scale(width * height, self.frame_seconds)
         return max(round(width * scale), 1), max(round(height * scale), 1), scale
 
-    def _render_chunk(self, drawing: _Drawing) -> None:
-        start, end = drawing.rays_done, min(drawing.rays_done + self.chunk.rays, drawing.frame.n_rays)
+    def _slices(self, drawing: _Drawing) -> Generator[None, None, int]:
+        """Draw a frame, a chunk at a time, and measure it; returns the stage that is next."""
+        request, stage, began = drawing.request, drawing.stage, self.clock()
+        width, height, scale = self._size(request, stage)
+        frame = self.start(request.camera, width, height, request.look)
+        overhead, seconds, done = self.clock() - began, 0.0, 0
+        while True:
+            start, done, began = done, min(done + self.chunk.rays, frame.n_rays), self.clock()
+            frame.render(start, done)
+            took = self.clock() - began
+            self.chunk.add(done - start, took)
+            seconds += took
+            if done == frame.n_rays:
+                break
+            yield
         began = self.clock()
-        drawing.frame.render(start, end)
-        seconds = self.clock() - began
-        drawing.rays_done = end
-        drawing.seconds += seconds
-        self.chunk.add(end - start, seconds)
-
-    def _finish(self, drawing: _Drawing) -> None:
-        client, stage, began = drawing.client, drawing.stage, self.clock()
-        image = drawing.frame.finish()
-        self.deliver(client.id, image, stage)
-        client.drawn_at = self.clock()
-        is_full = drawing.scale == 1.0
-        if stage != FINE:
-            overhead = drawing.overhead + client.drawn_at - began
-            self._resolution(drawing.request).add(drawing.frame.n_rays, drawing.seconds, overhead, is_full)
-        with self._lock:
-            self._drawing = None
-            if drawing.is_wanted:
-                client.stage = DONE if stage == FINE else FINE if is_full or stage == FULL else FULL
+        self.deliver(drawing.client.id, frame.finish(), stage)
+        drawing.client.drawn_at = self.clock()
+        if stage == FINE:
+            return DONE
+        is_full = scale == 1.0
+        self._resolution(request).add(frame.n_rays, seconds, overhead + drawing.client.drawn_at - began, is_full)
+        return FINE if is_full or stage == FULL else FULL

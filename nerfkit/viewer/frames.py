@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from viser.transforms import SO3
 
 from nerfkit.crop import Crop
 from nerfkit.data.cameras.cameras import Cameras
@@ -57,15 +58,11 @@ class Viewpoint(NamedTuple):
 
 def rotation_of(wxyz: Any) -> np.ndarray:
     """Rotation [3, 3] of a quaternion [4], of any length."""
-    from viser.transforms import SO3
-
     return SO3(np.asarray(wxyz, dtype=np.float64)).as_matrix()
 
 
 def quaternion_of(rotation: np.ndarray) -> np.ndarray:
     """Quaternion [4], w first, of a rotation [3, 3]."""
-    from viser.transforms import SO3
-
     return SO3.from_matrix(np.asarray(rotation, dtype=np.float64)).wxyz
 
 
@@ -115,23 +112,22 @@ class ModelFrame:
         self.cameras = viewpoint.cameras(width, height).to(self.device)
         self.renderer = ImageRenderer(scene.model, scene.background, chunk=MAX_CHUNK, stays_on_device=True)
         self.outputs = (OUTPUTS[look.output], *(["depth"] if look.view is not None else []))
-        self.values: dict[str, Tensor] = {}
+        self.parts: list[dict[str, Tensor]] = []
 
-    def render(self, start: int, end: int) -> None:
-        """Render rays start..end; the device has finished them on return."""
+    def render(self, start: int, end: int) -> int:
+        """Render rays from `start` to `end` or the last; the device has finished them on return. Returns the end."""
+        end = min(end, self.n_rays)
         with cropped(self.scene.model, self.look.crop):
-            part = self.renderer.in_chunks(self.cameras, 0, start, end, self.outputs)
-        for name, value in part.items():
-            if name not in self.values:
-                self.values[name] = value.new_zeros(self.n_rays, *value.shape[1:])
-            self.values[name][start:end] = value
+            self.parts.append(self.renderer.in_chunks(self.cameras, 0, start, end, self.outputs))
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
+        return end
 
     @torch.no_grad()
     def finish(self) -> np.ndarray:
         look, (width, height) = self.look, self.size
-        values = {name: value.unflatten(0, (height, width)) for name, value in self.values.items()}
+        values = {name: torch.cat([part[name] for part in self.parts]) for name in self.parts[0]}
+        values = {name: value.unflatten(0, (height, width)) for name, value in values.items()}
         image = self._image(values)  # [H, W, 3]
         if look.view is not None:
             photo, known = self._photo(values)

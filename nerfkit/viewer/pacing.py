@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CHUNK_SECONDS = 0.008  # at most, of a chunk, unless what each costs anyway is more than half of it
 FIRST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK = 2**9, 2**8, 2**20  # rays; all are powers of two
-FORGOTTEN_AFTER = 32  # chunks
 STEPS = 8  # a side is a multiple of 1/8 of the full one, ...
 SMALLEST = 0.2  # ... or this
 UP, DOWN = 0.03, 0.02  # by how much the next step must be passed to change to it: no flicker between two sizes
 TRUSTED_RAYS = 2**16  # of a frame whose time per ray counts; smaller ones mostly measure what each costs anyway
 WEIGHT = 0.3  # of a new measurement
-LONGEST_TURN = 0.25  # seconds that training gets at most, after a frame that somebody waits for
-SAVED_UP = 2.0  # seconds of drawing that may be saved up at most, or one frame if that takes longer
+LONGEST_TURN = 0.25  # seconds that training gets at most after a frame that somebody waits for, or a job at once
+AWAITED, SHOWN, JOB = "awaited", "shown", "job"  # kinds of drawing beside a training
 
 
 class Chunk:
@@ -27,34 +26,22 @@ class Chunk:
 
     def __init__(self) -> None:
         self.rays = FIRST_CHUNK
-        self._seconds: dict[int, float] = {}  # of chunks, by their rays
-        self._fixed_before = 0.0  # seconds of a chunk besides its rays, as last told
-        self._added = 0
+        self._before = 0, 0.0  # rays and seconds of the last chunk of another size
+        self._limit = CHUNK_SECONDS
 
     def add(self, n_rays: int, seconds: float) -> None:
         """A chunk took so long; the next one has half as many rays, as many, or twice as many."""
-        if n_rays < self.rays:  # the rest of a frame
-            if seconds > max(CHUNK_SECONDS, 2 * self._fixed_before):
-                self.rays = max(self.rays // 2, SMALLEST_CHUNK)
-            return
-        self._added += 1
-        if self._added % FORGOTTEN_AFTER == 0:
-            self._seconds.clear()
-        self._seconds[n_rays] = seconds
-        half, double = self._seconds.get(n_rays // 2), self._seconds.get(n_rays * 2)
-        if half is None and double is None:  # another size, to be compared with
-            grows = seconds <= CHUNK_SECONDS / 2 or n_rays == SMALLEST_CHUNK
-            shrinks = len(self._seconds) == 1 or seconds > CHUNK_SECONDS
-        else:
-            fixed = 2 * half - seconds if half is not None else 2 * seconds - double
-            self._fixed_before = fixed = min(max(fixed, 0.0), seconds)
-            limit = max(CHUNK_SECONDS, 2 * fixed)
-            grows = (2 * seconds - fixed if double is None else min(double, 2 * seconds)) <= limit
-            shrinks = seconds > limit
-        if grows:
-            self.rays = min(n_rays * 2, LARGEST_CHUNK)
-        elif shrinks:
-            self.rays = max(n_rays // 2, SMALLEST_CHUNK)
+        (other, earlier), per_chunk = self._before, 0.0
+        if n_rays >= 2 * other or 2 * n_rays <= other:
+            per_chunk = min(max(seconds - n_rays * (seconds - earlier) / (n_rays - other), 0.0), seconds)
+            self._limit = max(CHUNK_SECONDS, 2 * per_chunk)
+        is_whole = n_rays == self.rays  # else the rest of a frame
+        if seconds > self._limit:
+            self.rays = max(self.rays // 2, SMALLEST_CHUNK)
+        elif is_whole and 2 * seconds - per_chunk <= self._limit:
+            self.rays = min(self.rays * 2, LARGEST_CHUNK)
+        if n_rays >= 2 * self.rays or 2 * n_rays <= self.rays:
+            self._before = n_rays, seconds
 
 
 class Resolution:
@@ -102,32 +89,23 @@ def _averaged(before: float | None, value: float) -> float:
 
 @dataclass
 class Sharing:
-    """How wall time is shared between training and drawing: credit for drawing, earned by training.
+    """How wall time is shared between training and drawing, each kind of which has credit that training earns for it.
 
-    A frame that somebody waits for, of a camera that moves or has just stopped, gets half of the time: training has a
-    turn as long as the last such frame. One that only shows that training goes on waits until it is paid for. While
-    there is a job, such as a video, it gets half of what such frames would.
+    A frame that somebody waits for, of a camera that moves or has just stopped, gets half of the time, one that only
+    shows that training goes on, what is left to drawing. While there is a job, such as a video, both have half of that.
     """
 
     training: float = 0.96  # share of wall time for training, while cameras stand still
-    credit: float = 0.0  # seconds
-    job_credit: float = 0.0  # seconds
-    turn: float = 0.0  # seconds of training that are due before the next awaited frame
+    credit: dict[str, float] = field(default_factory=lambda: dict.fromkeys((AWAITED, SHOWN, JOB), 0.0))  # seconds
 
-    def add_training(self, seconds: float, most: float, has_job: bool = False) -> None:
-        """Training has had `seconds`; the next frame costs `most`."""
-        earned = seconds * (1 - self.training) / self.training
-        if has_job:
-            earned /= 2
-            self.job_credit = min(self.job_credit + earned, max(earned, LONGEST_TURN))
-        self.credit = min(self.credit + earned, max(most, SAVED_UP))
-        self.turn -= seconds
+    def add_training(self, seconds: float, has_job: bool = False) -> None:
+        """Training has had `seconds`."""
+        earned = seconds * (1 - self.training) / self.training / (1 + has_job)
+        for kind, more, most in ((AWAITED, seconds, 0.0), (SHOWN, earned, 0.0), (JOB, earned * has_job, LONGEST_TURN)):
+            self.credit[kind] = min(self.credit[kind] + more, most)
 
-    def has_budget(self, is_awaited: bool, seconds: float) -> bool:
-        return self.turn <= 0 if is_awaited else self.credit >= seconds
+    def has_budget(self, kind: str) -> bool:
+        return self.credit[kind] >= 0
 
-    def add_time(self, is_awaited: bool, seconds: float) -> None:
-        if is_awaited:
-            self.turn = min(seconds, LONGEST_TURN)
-        else:
-            self.credit -= seconds
+    def add_time(self, kind: str, seconds: float) -> None:
+        self.credit[kind] = max(self.credit[kind] - seconds, -LONGEST_TURN if kind == AWAITED else -math.inf)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import http
+import io
 import re
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -21,13 +23,14 @@ from nerfkit.option_types import Switch, integer
 if TYPE_CHECKING:
     import viser
 
-AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(\d{1,5}))?", re.I)  # host, port
+AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]{1,253})(?::(\d{1,5}))?", re.I)  # host, port
 ADDRESS = re.compile(r"\[[0-9a-f:.]+\]|\d{1,3}(\.\d{1,3}){3}", re.I)  # an address, which no name server can point here
 LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts that nobody else reaches
 PING_SECONDS = 10.0  # between two pings
 FROZEN_SECONDS = 20.0  # without an answer to a ping, and with nothing read
 INSTALL = 'pip install "nerfkit[viewer]"'
 BACKLOG = 100  # connections that wait
+MOST_TOLD = 20  # refusals that are printed: whoever asks could make up names without end
 
 
 @dataclass
@@ -36,7 +39,7 @@ class ViewerOptions:
 
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets everyone on the network in
     port: integer(0, 65535) = 8080  # port to listen on; 0 picks a free one
-    names: tuple[str, ...] = ()  # further names of this computer that a browser may use, such as that of a proxy
+    names: tuple[str, ...] = ()  # further names under which a browser may find it, such as that of a proxy or tunnel
 
 
 @dataclass
@@ -59,11 +62,14 @@ def own_names(host: str, more: Iterable[str] = ()) -> frozenset[str]:
     return frozenset(name.lower() for name in names if name)
 
 
-def refusal(hosts: Sequence[str], origins: Sequence[str], names: frozenset[str]) -> str | None:
+def refusal(
+    hosts: Sequence[str], origins: Sequence[str], names: frozenset[str], public: frozenset[str] = frozenset()
+) -> str | None:
     """Why a request with these values of its headers Host and Origin is refused; None if it is not.
 
     A page of a foreign site can make a browser send requests to this computer, and can give its own name the address
     of this computer (DNS rebinding). The first shows in Origin, the second in Host, which is no name of this computer.
+    A proxy may replace Host, but not Origin, which then is one of the `public` names.
     """
     found = AUTHORITY.fullmatch(hosts[0]) if len(hosts) == 1 else None
     if found is None:
@@ -72,16 +78,21 @@ def refusal(hosts: Sequence[str], origins: Sequence[str], names: frozenset[str])
         return f"{found[1]} is not a name of this server; allow it with --viewer.names {found[1]}"
     for origin in origins:
         scheme, _, authority = origin.partition("://")
-        if scheme not in ("http", "https") or authority.lower() != hosts[0].lower():
-            return "the page that asks is not the viewer's"
+        page = AUTHORITY.fullmatch(authority) if scheme in ("http", "https") else None
+        if page is None:
+            return "another page holds the viewer; open its address in a window of its own"
+        if authority.lower() != hosts[0].lower() and page[1].lower() not in public:
+            return f"a page of {page[1]} asks; if a proxy has that name, allow it with --viewer.names {page[1]}"
     return None
 
 
-def policy(host: str) -> str:
-    """Content-Security-Policy of the page: all it may load is in it or comes from `host`, the value of Host."""
+def policy(host: str, public: Iterable[str] = ()) -> str:
+    """Content-Security-Policy of the page: all it may load is in it or comes from `host`, the value of Host, or from a
+    `public` name."""
+    sockets = " ".join(f"ws://{name} wss://{name}" for name in (host, *(f"{name}:*" for name in sorted(public))))
     return (
         "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "
-        f"connect-src 'self' data: blob: ws://{host} wss://{host}; frame-ancestors 'self'"
+        f"connect-src 'self' data: blob: {sockets}; frame-ancestors 'self'"
     )
 
 
@@ -116,7 +127,7 @@ class Page:
         viser = import_viser()
         self._socket = bound(options.host, options.port)
         self.port: int = self._socket.getsockname()[1]
-        with _quiet(), _guarded(self._socket, own_names(options.host, options.names)) as served:
+        with redirect_stdout(io.StringIO()), _guarded(self._socket, options) as served:
             self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
         if served != [True]:  # viser has changed: nothing would be checked
             self.server.stop()
@@ -149,7 +160,7 @@ class Page:
         with suppress(RuntimeError):  # it has been stopped before
             for connection in list(self.server._websock_server._live_connections.values()):
                 loop.call_soon_threadsafe(connection.transport.abort)  # a frozen browser would be waited for
-        with _quiet():
+        with redirect_stdout(io.StringIO()):
             self.server.stop()
             self.server._websock_server._server_thread.join(timeout=5)
         self.server._thread_executor.shutdown(wait=True, cancel_futures=True)
@@ -182,7 +193,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def _guarded(listener: socket.socket, names: frozenset[str]) -> Iterator[list[bool]]:
+def _guarded(listener: socket.socket, options: ViewerOptions) -> Iterator[list[bool]]:
     """Inside, viser's server starts on `listener` and answers only requests that are not refused.
 
     It hangs up on frozen browsers. viser has no parameter for any of this, so the function by which it starts
@@ -190,9 +201,10 @@ def _guarded(listener: socket.socket, names: frozenset[str]) -> Iterator[list[bo
     """
     from websockets.asyncio import server as module
 
-    original, served = module.serve, []
+    original, served, told = module.serve, [], set()
+    names, public = own_names(options.host, options.names), frozenset(map(str.lower, options.names))
 
-    def serve(handler: Callable, host: str, port: int, *, process_request: Callable, **options: Any) -> Any:
+    def serve(handler: Callable, host: str, port: int, *, process_request: Callable, **settings: Any) -> Any:
         async def handle(connection: Any) -> None:
             watch = asyncio.create_task(hang_up_when_frozen(connection))
             try:
@@ -203,32 +215,22 @@ def _guarded(listener: socket.socket, names: frozenset[str]) -> Iterator[list[bo
 
         def process(connection: Any, request: Any) -> Any:
             hosts, origins = (request.headers.get_all(name) for name in ("Host", "Origin"))
-            if why := refusal(hosts, origins, names):
+            if why := refusal(hosts, origins, names, public):
+                if why not in told and len(told) < MOST_TOLD:
+                    told.add(why)
+                    print(f"viewer: a request was refused: {why}", file=sys.stderr, flush=True)
                 return connection.respond(http.HTTPStatus.FORBIDDEN, f"refused: {why}\n")
             response = process_request(connection, request)
             if response is not None:
-                response.headers["Content-Security-Policy"] = policy(hosts[0])
+                response.headers["Content-Security-Policy"] = policy(hosts[0], public)
                 response.headers["X-Content-Type-Options"] = "nosniff"
             return response
 
         served.append(True)
-        return original(handle, sock=listener, process_request=process, ping_interval=None, **options)
+        return original(handle, sock=listener, process_request=process, ping_interval=None, **settings)
 
     module.serve = serve
     try:
         yield served
     finally:
         module.serve = original
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, viser prints no addresses of its own."""
-    import rich
-
-    console = rich.get_console()
-    before, console.quiet = console.quiet, True
-    try:
-        yield
-    finally:
-        console.quiet = before

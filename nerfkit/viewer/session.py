@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import viser
 
 from nerfkit.crop import Crop
 from nerfkit.errors import UserError
@@ -18,8 +20,6 @@ from nerfkit.viewer.pacing import Sharing
 from nerfkit.viewer.scene import ViewerScene
 
 if TYPE_CHECKING:
-    import viser
-
     from nerfkit.training.trainer import Trainer
 
 STATUS_SECONDS = 0.4  # between two texts
@@ -45,21 +45,21 @@ class State:
         async def call(event: Any) -> None:  # viser calls a plain function in a thread of a pool
             session = self.sessions.get(event.client_id)
             if session is not None:
-                do(session)
+                self.attempt(session, do)
 
         for event in events:
             event(call)
 
-    def do_later(self, session: Session, do: Callable[..., None], *args: Any) -> None:
-        """Have something done by the thread that renders, for a session that is told of an error."""
+    def attempt(self, session: Session, do: Callable[..., object], *args: Any) -> None:
+        """Do something for a session, which is told of an error: none ends the thread it is in, nor a training."""
+        try:
+            do(session, *args)
+        except Exception as error:
+            self.engine.failed(session.client.client_id, error)
 
-        def call() -> None:
-            try:
-                do(session, *args)
-            except UserError as error:
-                session.tell("Not done", str(error))
-
-        self.later(call)
+    def do_later(self, session: Session, do: Callable[..., object], *args: Any) -> None:
+        """Attempt something in the thread that renders."""
+        self.later(lambda: self.attempt(session, do, *args))
 
 
 class Session:
@@ -73,11 +73,14 @@ class Session:
         client.camera.on_update(self._moved)
 
     async def _moved(self, camera: viser.CameraHandle) -> None:
-        self.ask()
+        self.state.attempt(self, Session.ask)
 
     def viewpoint(self) -> Viewpoint:
         camera = self.client.camera
-        return viewpoint(camera.wxyz, camera.position, camera.fov)
+        here = viewpoint(camera.wxyz, camera.position, camera.fov)
+        if not (np.isfinite(here.pose).all() and 0 < here.fov < math.pi):
+            raise UserError("the browser's camera is none: its place or field of view is not finite")
+        return here
 
     def size(self) -> tuple[int, int]:
         """Width and height of its window, no side above the limit."""

@@ -16,21 +16,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import viser
 
 from nerfkit.rendering.image_renderer import in_eval_mode
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.engine import FINE, MOVING, Engine
 from nerfkit.viewer.frames import ModelFrame, shrunk
+from nerfkit.viewer.limits import keep_limits
+from nerfkit.viewer.pacing import JOB
 from nerfkit.viewer.page import Page
 from nerfkit.viewer.panels import Panels
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
-
-if TYPE_CHECKING:
-    import viser
 
 IDLE_SECONDS = 0.1  # of a wait for requests, after which clocks are looked at
 FREE_AFTER = 5.0  # seconds after a browser has left, in which others may leave, too
@@ -49,6 +48,7 @@ class Viewer:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: set[str] = set()  # errors
         self._set_limits(trains=False)
+        keep_limits(page.server.gui)
         page.server.gui.set_panel_label(f"nerfkit: {scene.name}")
         self.state = State(scene, self.engine, self.later)
         self.sessions = self.state.sessions  # of clients
@@ -70,7 +70,7 @@ class Viewer:
     def drop_jobs(self) -> None:
         """End what is not done, such as a video, with its files and its process."""
         for job in list(self.engine.jobs):
-            self.engine.drop_job(job)
+            self._try(partial(self.engine.drop_job, job))
 
     def work_or_wait(self) -> None:
         """Work for a moment, or wait for something to do for one."""
@@ -95,6 +95,7 @@ class Viewer:
             self._failed(-1, error)
 
     async def _connected(self, client: viser.ClientHandle) -> None:
+        keep_limits(client.gui)
         session = Session(client, self.state)
         self.sessions[client.client_id] = session
         self.panels.greet(session)
@@ -108,20 +109,16 @@ class Viewer:
 
     def _deliver(self, client: int, image: np.ndarray, stage: int) -> None:
         session = self.sessions.get(client)
-        if session is None:
-            return
-        try:
+        if session is not None:
             session.show(shrunk(image) if stage == FINE else image, QUALITY[stage == MOVING])
-        except RuntimeError:
-            if client in self.page.server.get_clients():
-                raise  # else it has left meanwhile, and viser has removed its controls
 
     def _failed(self, client: int, error: Exception) -> None:
         """Tell of an error where it is seen, once; what is looked at goes on."""
-        text = " ".join(str(error).split()) or type(error).__name__
-        session = self.sessions.get(client)
+        session, text = self.sessions.get(client), " ".join(str(error).split()) or type(error).__name__
+        if client >= 0 and client not in self.page.server.get_clients():
+            return  # it has left meanwhile, and viser has removed its controls
         if session is not None:
-            session.tell("Not drawn", text)
+            session.tell("Not done", text)
         if text not in self._told:
             self._told.add(text)
             print(f"viewer: {text}", file=sys.stderr)
@@ -165,7 +162,7 @@ class TrainingViewer(Viewer):
 
     def _log(self, line: dict[str, float]) -> None:
         self.scene.history.append(line)
-        self._follow(self.state.training)
+        self._try(lambda: self._follow(self.state.training))
 
     def _follow(self, trainer: Trainer) -> None:
         """Training views stand where training has moved them, but for their frusta on the page."""
@@ -178,41 +175,39 @@ class TrainingViewer(Viewer):
         try:
             with in_eval_mode(self.scene.model):
                 self._between_steps(trainer)
+        except Exception as error:
+            self._failed(-1, error)
         finally:
             self._left_at = time.perf_counter()
 
     def _between_steps(self, trainer: Trainer) -> None:
         now = time.perf_counter()
         self.awake = False  # before the look: who comes or leaves meanwhile wakes it again
-        if self.engine.clients or self.sessions or self._leavings_since is not None:
+        if self.engine.clients or self.engine.jobs or self.sessions or self._leavings_since is not None:
             self.awake = True
         if not self.sessions:
             self.state.paused = False  # else a run whose browser was closed would never end
         self.tick()
         due = self.engine.next()
-        self.sharing.add_training(now - self._left_at, due.seconds if due else 0.0, bool(self.engine.jobs))
+        self.sharing.add_training(now - self._left_at, bool(self.engine.jobs))
         if self.state.paused:
             self._pause(trainer)
-        elif due is not None and self.sharing.has_budget(*due):
-            trainer.settle()
-            began = time.perf_counter()
-            while self.engine.step() and not self.engine.is_between_frames and not self.should_stop():
-                pass
-            self.sharing.add_time(due.is_awaited, time.perf_counter() - began)
+        elif due is not None and self.sharing.has_budget(due):
+            self._draw(trainer, due, lambda: self.engine.step() and not self.engine.is_between_frames)
         else:
             if due is None:
                 self.engine.refresh()
-            self._do_jobs(trainer)
+            if self.engine.jobs and self.sharing.has_budget(JOB):
+                end = time.perf_counter() + self.sharing.credit[JOB]
+                self._draw(trainer, JOB, lambda: self.engine.step_job() and time.perf_counter() < end)
 
-    def _do_jobs(self, trainer: Trainer) -> None:
-        """Do slices of jobs until what they may cost is spent, or training is to stop."""
-        if not self.engine.jobs or self.sharing.job_credit <= 0:
-            return
+    def _draw(self, trainer: Trainer, kind: str, step: Callable[[], bool]) -> None:
+        """Draw until a step says that this is enough, or training is to stop."""
         trainer.settle()
-        while self.engine.jobs and self.sharing.job_credit > 0 and not self.should_stop():
-            began = time.perf_counter()
-            self.engine.step_job()
-            self.sharing.job_credit -= time.perf_counter() - began
+        began = time.perf_counter()
+        while step() and not self.should_stop():
+            pass
+        self.sharing.add_time(kind, time.perf_counter() - began)
 
     def _pause(self, trainer: Trainer) -> None:
         """Draw as if the training had ended, until it is to go on."""

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import viser
 
 from nerfkit.viewer.panels.path import PathPanel
 from nerfkit.viewer.panels.scene import CamerasPanel, CropPanel
 from nerfkit.viewer.panels.view import RunPanel, add_view_controls
 from nerfkit.viewer.session import Session, State
-
-if TYPE_CHECKING:
-    import viser
 
 
 class Panels:
@@ -25,7 +22,7 @@ class Panels:
 
     def greet(self, session: Session) -> None:
         add_view_controls(self.view, session)
-        session.ask()
+        session.state.attempt(session, Session.ask)
 
     def tick(self, now: float) -> None:
         """Called often by the thread that renders, `now` in seconds."""

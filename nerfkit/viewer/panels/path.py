@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import viser
 
 from nerfkit.errors import UserError
 from nerfkit.reading import typed
@@ -21,11 +22,9 @@ from nerfkit.rendering.images import probe_video, video_writer
 from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.training.run.files import PATHS
 from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser
+from nerfkit.viewer.limits import within_limits
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
-
-if TYPE_CHECKING:
-    import viser
 
 SIZE = 0.06  # of a keyframe in the scene, of the scene's
 COLOR, CHOSEN = (230, 120, 20), (220, 30, 30)
@@ -39,7 +38,7 @@ class PathPanel:
     """One path, which all clients see and may edit."""
 
     def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
-        self.state, self.path, self.chosen = state, CameraPath(), None
+        self.state, self.path = state, CameraPath()
         self.playing: tuple[int, float | None] | None = None  # client, and when its preview began
         self._shown_at = -1e9
         self._scene, self._drawn = server.scene, []
@@ -53,7 +52,6 @@ class PathPanel:
         self.fill()
 
     def tick(self, now: float) -> None:
-        self.video.tick()
         if self.playing is None or now - self._shown_at < PREVIEW_SECONDS:
             return
         client, began = self.playing
@@ -67,16 +65,19 @@ class PathPanel:
         poses, fovs = path.at(np.array([elapsed % max(path.seconds, 1e-9)]))
         session.go(poses[0], float(fovs[0]))
 
-    def choose(self, index: int | None) -> None:
-        self.chosen = index
-        self.fill()
+    @property
+    def chosen(self) -> int:
+        """The number of the keyframe that is chosen; -1 where there is none."""
+        return -1 if self.which.value == NONE else int(self.which.value)
 
-    def fill(self) -> None:
-        keys, chosen = self.path.keyframes, self.chosen
+    def fill(self, chosen: int | None = None) -> None:
+        """Show the path, and a keyframe as chosen: a click may come after it has gone."""
+        keys = self.path.keyframes
+        chosen = min(self.chosen if chosen is None else chosen, len(keys) - 1)
         self.which.options = tuple(map(str, range(len(keys)))) or (NONE,)
-        self.which.value = NONE if chosen is None else str(chosen)
-        self.fov.disabled = self.seconds.disabled = chosen is None
-        if chosen is not None:
+        self.fov.disabled = self.seconds.disabled = not keys
+        if keys:
+            self.which.value = str(max(chosen, 0))
             self.fov.value = round(math.degrees(keys[chosen].fov), 2)
             self.seconds.value = round(keys[chosen].seconds, 3)
         self.loop.value, self.fps.value = self.path.loop, self.path.fps
@@ -97,7 +98,7 @@ class PathPanel:
                 thickness=2.0, thickness_units="screen", color=CHOSEN if index == self.chosen else COLOR, wxyz=wxyz,
                 position=position, cast_shadow=False, receive_shadow=False,
             )  # fmt: skip
-            self.state.on(lambda session, index=index: self.choose(index), frustum.on_click)
+            self.state.on(lambda session, index=index: self.fill(index), frustum.on_click)
             drawn.append(frustum)
         if len(drawn) > 1:
             positions = path.at(np.linspace(0, path.seconds, CURVE_POINTS))[0][:, :, 3]  # [P, 3]
@@ -115,43 +116,34 @@ class PathPanel:
         self.seconds = gui.add_number("Seconds to next", 2.0, min=LIMITS[0], max=LIMITS[1], step=0.1)
         self.text = gui.add_markdown("")
 
-        def chose(session: Session) -> None:
-            if self.which.value != NONE:
-                self.choose(int(self.which.value))
-
         def changed(session: Session) -> None:
-            if self.chosen is not None:
+            if self.path.keyframes:
                 key = self.path.keyframes[self.chosen]
                 key.fov, key.seconds = math.radians(self.fov.value), float(self.seconds.value)
                 self.fill()
 
-        self.state.on(self._add, add.on_click)
+        self.state.on(lambda session: self._act("Add", session), add.on_click)
         self.state.on(lambda session: self._act(actions.value, session), actions.on_click)
-        self.state.on(chose, self.which.on_update)
+        self.state.on(lambda session: self.fill(), self.which.on_update)
         self.state.on(changed, self.fov.on_update, self.seconds.on_update)
-
-    def _add(self, session: Session) -> None:
-        keys, here = self.path.keyframes, session.viewpoint()
-        at = len(keys) if self.chosen is None else self.chosen + 1
-        keys.insert(at, Keyframe(here.matrix, here.fov))
-        self.choose(at)
 
     def _act(self, action: str, session: Session) -> None:
         keys, at, here = self.path.keyframes, self.chosen, session.viewpoint()
-        if at is None:
+        if action == "Add":
+            at += 1
+            keys.insert(at, Keyframe(here.matrix, here.fov))
+        elif not keys:
             return
-        if action == "Go":
-            return session.go(keys[at].pose, keys[at].fov)
-        if action == "Replace":
+        elif action == "Go":
+            session.go(keys[at].pose, keys[at].fov)
+        elif action == "Replace":
             keys[at] = Keyframe(here.matrix, here.fov, keys[at].seconds)
         elif action == "Delete":
             del keys[at]
-            at = min(at, len(keys) - 1) if keys else None
         else:
-            to = min(max(at + (1 if action == "Later" else -1), 0), len(keys) - 1)
-            keys.insert(to, keys.pop(at))
-            at = to
-        self.choose(at)
+            key, at = keys.pop(at), max(at + (1 if action == "Later" else -1), 0)
+            keys.insert(at, key)
+        self.fill(at)
 
     def _add_path(self, gui: viser.GuiApi) -> None:
         self.loop = gui.add_checkbox("Loop", False, hint="From the last keyframe back to the first")
@@ -232,8 +224,11 @@ class PathFiles:
 
     def _read(self, file: Path) -> None:
         panel = self.panel
-        panel.path, panel.playing = read_camera_path(file, self.state.scene.frame, panel.path.size), None
-        panel.choose(0 if panel.path.keyframes else None)
+        path, controls = read_camera_path(file, self.state.scene.frame, panel.path.size), (panel.width, panel.height)
+        path.size = tuple(int(within_limits(*side)) for side in zip(controls, path.size, strict=True))
+        path.fps = int(within_limits(panel.fps, path.fps))
+        panel.path, panel.playing = path, None
+        panel.fill(0)
 
     def _command(self, session: Session) -> None:
         here = session.viewpoint()
@@ -252,11 +247,10 @@ class PathFiles:
 
 
 class VideoControls:
-    """Renders the path of a panel to an MP4, one at a time, for the client that asked."""
+    """Renders the path of a panel to an MP4, one at a time, for the client that asked, until it leaves."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
-        self.client: int | None = None  # for whom one is rendered
         self.job: Iterator[None] | None = None  # of the engine
         self.start = gui.add_button("Render video", hint="With the output and crop that you see now")
         self.bar = gui.add_progress_bar(0.0, visible=False)
@@ -264,18 +258,13 @@ class VideoControls:
         state.on(lambda session: state.do_later(session, self._start), self.start.on_click)
         state.on(lambda session: state.later(self._stop), self.cancel.on_click)
 
-    def tick(self) -> None:
-        if self.client is not None and self.client not in self.state.sessions:
-            self._stop()
-
     def _stop(self) -> None:
-        if self.job is not None:
-            self.state.engine.drop_job(self.job)
-            self._show(None, None)
+        self.state.engine.drop_job(self.job)
+        self._show(None)
 
     def _start(self, session: Session) -> None:
         path, scene = self.panel.path.copy(), self.state.scene
-        if self.client is not None:
+        if self.job is not None:
             raise UserError("another video is being rendered; wait for it, or cancel it")
         if not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
             raise UserError(f"the path has {path.n_frames} frames; add views to it, {MAX_FRAMES} frames at most")
@@ -287,7 +276,7 @@ class VideoControls:
             scene = replace(scene, model=deepcopy(scene.model))
         look = replace(session.look, crop=self.state.crop, split=None, view=None)
         job = self._frames(session, path, scene, look)
-        self._show(session.client.client_id, job)
+        self._show(job)
         self.state.engine.add_job(job)
 
     def _frames(self, session: Session, path: CameraPath, scene: ViewerScene, look: Look) -> Iterator[None]:
@@ -298,20 +287,20 @@ class VideoControls:
                 with video_writer(file, path.fps) as add:
                     for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
                         frame = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look)
-                        start = 0
-                        while start < frame.n_rays:
-                            end = min(start + self.state.engine.chunk.rays, frame.n_rays)
-                            frame.render(start, end)
-                            start = end
+                        done = 0
+                        while done < frame.n_rays:
+                            done = frame.render(done, done + self.state.engine.chunk.rays)
                             yield
+                            if session.client.client_id not in self.state.sessions:
+                                return
                         add(torch.from_numpy(frame.finish()).float() / 255)
                         self.bar.value = 100 * (index + 1) / path.n_frames
                 session.client.send_file_download(VIDEO, file.read_bytes())
         finally:
-            self._show(None, None)
+            self._show(None)
 
-    def _show(self, client: int | None, job: Iterator[None] | None) -> None:
-        """Show that a video is rendered for a client, or that none is."""
-        self.client, self.job, self.bar.value = client, job, 0.0
+    def _show(self, job: Iterator[None] | None) -> None:
+        """Show that a video is rendered, or that none is."""
+        self.job, self.bar.value = job, 0.0
         self.bar.visible = self.cancel.visible = job is not None
         self.start.visible = job is None

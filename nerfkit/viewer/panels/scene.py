@@ -3,26 +3,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
+import viser
 
-from nerfkit.crop import CROP, Crop, read_crop, write_crop
+from nerfkit.crop import CROP, Crop, crop_of, read_crop, write_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.images import to_uint8
 from nerfkit.viewer.frames import in_browser, vertical_fov
 from nerfkit.viewer.session import Session, State
 
-if TYPE_CHECKING:
-    import viser
-
 MAX_THUMBNAILS = 200
 MAX_FRUSTA = 1000  # evenly spaced among more cameras
-THUMBNAIL = 96  # longer side [pixels]
+THUMBNAIL = 96  # longer side at most [pixels]
 FRUSTUM_SIZE, HANDLE_SIZE, POINT_SIZE = 0.05, 0.12, 0.002  # of the scene's
 CAMERA_COLOR, CROP_COLOR, BOX_COLOR = (40, 90, 200), (220, 60, 60), (255, 190, 40)
 SAVE_SECONDS = 0.5  # without a change, after which the crop is saved
@@ -96,17 +94,10 @@ class CamerasPanel:
         """Put small training images into the frusta, one at a time."""
         views = list(self.frusta)
         for view in views[:: -(-len(views) // MAX_THUMBNAILS)]:
-            self.frusta[view].image = thumbnail(self.state.scene.photo(view))
+            image = self.state.scene.photo(view).permute(2, 0, 1)
+            small = F.avg_pool2d(image[None], math.ceil(max(image.shape) / THUMBNAIL), ceil_mode=True)[0]
+            self.frusta[view].image = to_uint8(small.permute(1, 2, 0))
             yield
-
-
-def thumbnail(image: torch.Tensor) -> np.ndarray:
-    """An image [H, W, 3] in [0, 1] with a longer side of THUMBNAIL pixels at most, uint8."""
-    height, width = image.shape[:2]
-    scale = min(1.0, THUMBNAIL / max(height, width))
-    size = max(round(height * scale), 1), max(round(width * scale), 1)
-    small = F.interpolate(image.permute(2, 0, 1)[None], size=size, mode="area")[0].permute(1, 2, 0)
-    return to_uint8(small)
 
 
 class CropPanel:
@@ -135,8 +126,8 @@ class CropPanel:
         ]
         self._show()
         fields, handles = (self.on, self.low, self.high), self.handles
-        state.on(lambda session: self._set(np.array([self.low.value, self.high.value])), *(f.on_update for f in fields))
-        state.on(lambda session: self._set(np.array([h.position for h in handles])), *(h.on_update for h in handles))
+        state.on(lambda session: self._set([self.low.value, self.high.value]), *(f.on_update for f in fields))
+        state.on(lambda session: self._set([h.position for h in handles]), *(h.on_update for h in handles))
         state.on(lambda session: self._show(), self.handles_shown.on_update)
         state.on(lambda session: self._set(self.box), whole.on_click)
 
@@ -158,16 +149,18 @@ class CropPanel:
             return whole, False, f"not read: {error}"
         return (*found, f"read from {folder.path / CROP}") if found is not None else (whole, False, "the whole box")
 
-    def _set(self, corners: np.ndarray) -> None:
+    def _set(self, corners: Any) -> None:
         """Take two corners [2, 3] of the model's frame, in any order."""
-        low, high = np.sort(corners, axis=0).astype(np.float64)
-        high = np.maximum(high, low + SMALLEST * self.size)
-        self.crop = Crop(tuple(low.tolist()), tuple(high.tolist()))
+        try:
+            low, high = np.sort(np.array(corners, dtype=np.float64), axis=0)
+            high = np.maximum(high, low + SMALLEST * self.size)
+            self.crop = crop_of(tuple(low.tolist()), tuple(high.tolist()), "model", "the crop")
+        finally:
+            self._show()  # what is kept, also where that is not what was typed
         self._changed_at = time.perf_counter()
-        self._show()
         self.state.crop = self.crop if self.on.value else None
         for session in list(self.state.sessions.values()):
-            session.ask()
+            self.state.attempt(session, Session.ask)
 
     def _show(self) -> None:
         """Show the crop, or what surrounds it along the model's axes, in the fields and in the scene."""

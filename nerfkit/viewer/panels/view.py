@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import resource
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+import viser
 
 from nerfkit.viewer.frames import COLORMAPS, COMPARING, OUTPUTS
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
-if TYPE_CHECKING:
-    import viser
-
-TEXT_SECONDS, PLOT_SECONDS = 0.5, 2.0  # between two updates
+SHOWN_SECONDS = 1.0  # between two updates
 PLOTTED = 500  # points of a curve at most
 CURVES = {
     "psnr": "PSNR of training rays [dB]",
@@ -84,8 +82,7 @@ def _add_views(gui: viser.GuiApi, session: Session) -> None:
 
 def _far(scene: ViewerScene) -> float:
     """A depth behind everything."""
-    box, cameras = scene.box, scene.cameras.positions.numpy()
-    return float(max(abs(cameras - box.mean(0)).max(), 1e-3) * 2 + abs(box[1] - box[0]).max())
+    return 2 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max())
 
 
 class RunPanel:
@@ -93,8 +90,7 @@ class RunPanel:
 
     def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
         self.gui, self.state, self.tab = server.gui, state, tab
-        self._text_at = self._plotted_at = -1e9
-        self._n_plotted = -1
+        self._shown_at, self._n_plotted = -1e9, 0
         self.plots: dict[str, Any] = {}
         with tab:
             self.text = self.gui.add_markdown("...")
@@ -116,13 +112,12 @@ class RunPanel:
     def tick(self, now: float) -> None:
         """Update what has changed, if somebody is here to see it."""
         state = self.state
-        if not state.sessions:
+        if not state.sessions or now - self._shown_at < SHOWN_SECONDS:
             return
-        self.controls.visible = state.training is not None
-        if now - self._text_at >= TEXT_SECONDS:
-            self._text_at, self.pause.value, self.text.content = now, state.paused, self._progress()
-        if now - self._plotted_at >= PLOT_SECONDS and len(state.scene.history) != self._n_plotted:
-            self._plotted_at, self._n_plotted = now, len(state.scene.history)
+        self._shown_at, self.controls.visible = now, state.training is not None
+        self.pause.value, self.text.content = state.paused, self._progress()
+        if len(state.scene.history) != self._n_plotted:
+            self._n_plotted = len(state.scene.history)
             self._plot()
 
     def _progress(self) -> str:
