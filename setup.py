@@ -191,7 +191,8 @@ def link_command(objects: list[str], target: str, library: str) -> list[str]:
 def ninja_file(libraries: list[Extension], files: dict[str, Path]) -> str:
     """How to make the file of each library; objects that are the same in all for the CPU are compiled once."""
     # What an object depends on besides sources and flags is a comment: ninja compiles again if a command changed.
-    versions = shlex.join([answer_of(*CXX, "--version").partition("\n")[0], TORCH["__version__"]])
+    compiler = answer_of(*CXX, "--version").partition("\n")[0]
+    versions = shlex.join([compiler, TORCH["__version__"], os.environ.get("NVCC_APPEND_FLAGS", "")])
     steps = {}  # of each file to make: what it is made of, how, and what is said of that
     for extension in libraries:
         objects, file = [], files[extension.name]
@@ -248,7 +249,7 @@ class BuildPython(build_py):
             shutil.copytree(ROOT / "cuda", package / "include", ignore=no_headers, dirs_exist_ok=True)
 
 
-class PlatformWheel(bdist_wheel):
+class Wheel(bdist_wheel):
     """py3-none-<platform>: the libraries hold no Python C API."""
 
     def get_tag(self) -> tuple[str, str, str]:
@@ -256,5 +257,4 @@ class PlatformWheel(bdist_wheel):
 
 
 modules = extensions()
-commands = {"build_ext": BuildLibraries, "build_py": BuildPython, "bdist_wheel": PlatformWheel}
-setup(ext_modules=modules, cmdclass=commands)
+setup(ext_modules=modules, cmdclass={"build_ext": BuildLibraries, "build_py": BuildPython, "bdist_wheel": Wheel})
