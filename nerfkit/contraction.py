@@ -29,8 +29,8 @@ def contract(positions: Tensor, box: Tensor) -> Tensor:
     tensor([[ 0.5000,  0.0000, -1.0000],
             [ 1.7500,  0.8750,  0.0000]])
     """
-    _check("contract", "positions", positions, box)
-    centre, half = _centre_and_half(box)  # [3] each
+    check("contract", POSITION_FLOATS, positions=(positions, ("N", 3)), box=(box, (2, 3)))
+    centre, half = (box[0] + box[1]) / 2, (box[1] - box[0]) / 2  # [3] each
     u = ((positions - centre) / half).clamp(-FARTHEST, FARTHEST)  # [N, 3] finite at infinity too
     largest = u.abs().amax(-1, keepdim=True).clamp(min=1)  # [N, 1]
     return u / largest * (2 - 1 / largest)  # of order 1 throughout, so that gradients neither overflow nor vanish early
@@ -46,8 +46,8 @@ def uncontract(contracted: Tensor, box: Tensor) -> Tensor:
     tensor([[ 0.5000,  0.0000, -1.0000],
             [ 4.0000,  2.0000,  0.0000]])
     """
-    _check("uncontract", "contracted", contracted, box)
-    centre, half = _centre_and_half(box)  # [3] each
+    check("uncontract", POSITION_FLOATS, contracted=(contracted, ("N", 3)), box=(box, (2, 3)))
+    centre, half = (box[0] + box[1]) / 2, (box[1] - box[0]) / 2  # [3] each
     largest = contracted.abs().amax(-1, keepdim=True).clamp(min=1)  # [N, 1]
     gap = (2 - largest).clamp(min=torch.finfo(contracted.dtype).eps / 2)  # [N, 1] to the faces at infinity
     return contracted / largest / gap * half + centre
@@ -72,12 +72,3 @@ def exponential_ladder(near: float, far: float, step: float, cone: float) -> Ten
            dtype=torch.float64)
     """
     return torch.tensor(ladder_distances(near, far, step, cone), dtype=torch.float64)
-
-
-def _centre_and_half(box: Tensor) -> tuple[Tensor, Tensor]:
-    """Centre and half side of `box` [2, 3], [3] each."""
-    return (box[0] + box[1]) / 2, (box[1] - box[0]) / 2
-
-
-def _check(function: str, name: str, points: Tensor, box: Tensor) -> None:
-    check(function, POSITION_FLOATS, **{name: (points, ("N", 3)), "box": (box, (2, 3))})

@@ -88,7 +88,7 @@ fi
 if wanted bench; then
   step bench "$python" -W ignore scripts/bench_ops.py --out "$out/ops.json"
   step tutorials "$python" -W ignore scripts/bench_ops.py --suite tutorials --out "$out/tutorials.json"
-  step counters "$python" -W ignore scripts/counters.py --out "$out/counters.json"
+  step counters "$python" -W ignore scripts/counters.py
   cat "$out/counters.log" "$out/tutorials.log" "$out/bench.log"
 fi
 printf '%s\n' "${summary[@]}"

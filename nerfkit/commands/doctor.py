@@ -64,12 +64,10 @@ def report() -> tuple[list[str], bool]:
 
 def _library(library: native.Library) -> list[str]:
     """What loaded, what it was built for and with; what to type where it is missing."""
-    kind = "compute capability " if library.backend == "cuda" else ""
+    to_build = f"          {native.how_to_build(library.backend)}"
     if not library.loaded:
-        lines = [f"{library.path.name:<13} not used: {library.reason}"]
-        if targets := native.targets_of(library.path):
-            lines.append(f"          it is for {kind}{targets}")
-        return [*lines, f"          {native.how_to_build(library.backend)}"]
+        return [f"{library.path.name:<13} not used: {library.reason}", to_build]
+    kind = "compute capability " if library.backend == "cuda" else ""
     info = native.build_info(library.backend)
     built_with = f"{info['compiler']}, headers of torch {info['torch']}"
     lines = [f"{library.path.name:<13} loaded, for {kind}{info['targets']}; {built_with}"]

@@ -69,7 +69,7 @@ class Model(nn.Module):
         """Unit normals [N, 3] at world positions [N, 3]: the normalized negative gradient of the density."""
         with torch.enable_grad():
             positions = positions.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.density(positions).sum(), positions)
+            (gradient,) = torch.autograd.grad(self._height(positions).sum(), positions)
         return -nn.functional.normalize(gradient, dim=-1)
 
     def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
@@ -116,8 +116,9 @@ class Model(nn.Module):
 
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         """The backend of each op that the model calls, and why; raises BackendError if one cannot run."""
-        chosen = choices() | self.backends
-        return {op: resolve(op, str(torch.device(device)), chosen[op]) for op in self.used_ops}
+        device, chosen = torch.device(device), choices() | self.backends
+        unfit = self._unfit(device)
+        return {op: resolve(op, str(device), chosen[op], unfit.get(op)) for op in self.used_ops}
 
     @property
     def used_ops(self) -> tuple[str, ...]:
@@ -130,6 +131,14 @@ class Model(nn.Module):
         """Classes of modules that do not say which ops they call: a step with them is no CUDA graph."""
         silent = [type(m) for m in self.modules() if not hasattr(m, "ops") or (m is self and m.ops is None)]
         return tuple(dict.fromkeys(kind.__name__ for kind in silent if not kind.__module__.startswith("torch.nn.")))
+
+    def _unfit(self, device: torch.device) -> dict[str, str | None]:
+        """Why kernels of `device` do not support the model's sizes, by op."""
+        return {}
+
+    def _height(self, positions: Tensor) -> Tensor:
+        """What rises with the density, [N]: `normals` are along its gradient."""
+        return self.density(positions)
 
     def _sampler(self) -> OccupancySampler | None:
         return getattr(self, "sampler", None)

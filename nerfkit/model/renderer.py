@@ -22,7 +22,7 @@ from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering, composite_samples
 from nerfkit.model.sampling import box_of, build_sampler
 from nerfkit.model.stages import Decoder, FeatureGrid, RayAggregator, RayEncoder
-from nerfkit.ops import Resolved, choices, resolve, spherical_harmonics
+from nerfkit.ops import spherical_harmonics
 from nerfkit.ops.lltm import why_no_kernel as why_no_lltm
 
 
@@ -89,28 +89,21 @@ class Renderer(Model):
         with self.autocast(positions.device):
             return self.decoder.density(self.grid(positions))[0]
 
-    def normals(self, positions: Tensor) -> Tensor:
-        """Unit normals [N, 3] at world positions [N, 3]: the normalized negative gradient of the density."""
-        with torch.enable_grad(), self.autocast(positions.device):
-            positions = positions.detach().requires_grad_()
-            log_density, _ = self.decoder.log_density(self.grid(positions))  # the density may underflow to 0
-            (gradient,) = torch.autograd.grad(log_density.sum(), positions)
-        return -torch.nn.functional.normalize(gradient, dim=-1)
+    def _height(self, positions: Tensor) -> Tensor:
+        with self.autocast(positions.device):
+            return self.decoder.log_density(self.grid(positions))[0]  # the density may underflow to 0
 
     def tables(self) -> list[Tensor]:
         return [self.grid.table]
 
-    def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
-        device = torch.device(device)
-        dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32
+    def _unfit(self, device: torch.device) -> dict[str, str | None]:
         unfit = {}
         if isinstance(self.decoder, Decoder):
+            dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32
             unfit["mlp"] = self.decoder.why_no_kernel(device, dtype)
         if isinstance(self.aggregator, RayAggregator):
             unfit["lltm"] = why_no_lltm(device, self.aggregator.n_state, self.aggregator.n_input)
-        chosen = choices() | self.backends
-        own = {op: resolve(op, str(device), chosen[op], why) for op, why in unfit.items()}
-        return super().resolved(device) | own
+        return unfit
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Half precision for features and networks on a GPU; elsewhere the caller's autocast applies."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from nerfkit.config import Config, SamplingConfig
 from nerfkit.contraction import contract, exponential_ladder, uncontract
 from nerfkit.data.cameras.cameras import Rays
-from nerfkit.errors import ConfigError
 from nerfkit.model.occupancy import DensityFn, OccupancyGrid
 from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span
@@ -88,7 +86,10 @@ class OccupancySampler(OccupancyGrid):
         if self.training and torch.is_grad_enabled():  # not where a view is scored, or its pose is looked for
             self._note_reached(positions, t_ends > t_starts)
         if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
-            positions = _with_gradients(positions, rays, t_starts, t_ends, ray_index)
+            middle = ((t_starts + t_ends) / 2)[:, None]  # [N, 1]
+            origins, directions = (x.index_select(0, ray_index) for x in rays[:2])  # [N, 3]; summed back without a sort
+            moved = origins + directions * middle  # [N, 3]
+            positions = positions + (moved - moved.detach())
         return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, are_marched & are_kept)
 
     def _kept(self, rays: Rays, marched: Intervals, density: Tensor, waits: bool) -> Intervals:
@@ -192,17 +193,10 @@ class ContractedSampler(OccupancySampler):
         return (contract(positions, self.box) + 2) / 4
 
 
-SAMPLERS: dict[str, Callable[[SamplingConfig, Tensor], OccupancySampler]] = {
-    "box": BoxSampler,
-    "contracted": ContractedSampler,
-}
-
-
 def build_sampler(config: Config) -> OccupancySampler:
-    """The sampler `config.sampling.kind` in data.box; raises ConfigError if there is none of that name."""
-    if config.sampling.kind not in SAMPLERS:
-        raise ConfigError(f"sampling.kind: no sampler {config.sampling.kind!r}; there are {', '.join(SAMPLERS)}")
-    return SAMPLERS[config.sampling.kind](config.sampling, box_of(config))
+    """The sampler `config.sampling.kind` in data.box."""
+    kinds = {"box": BoxSampler, "contracted": ContractedSampler}
+    return kinds[config.sampling.kind](config.sampling, box_of(config))
 
 
 def box_of(config: Config) -> Tensor:
@@ -225,11 +219,3 @@ def _evaluate_density(
     target = torch.arange(n_rows, device=shift.device) + shift[ray_index]
     for rows, points in zip(target.split(MAX_ROWS), positions.split(MAX_ROWS), strict=True):
         density[rows] = density_fn(points).to(density.dtype)
-
-
-def _with_gradients(positions: Tensor, rays: Rays, t_starts: Tensor, t_ends: Tensor, ray_index: Tensor) -> Tensor:
-    """The same `positions` [N, 3], differentiable in the origins and directions of their rays."""
-    middle = ((t_starts + t_ends) / 2)[:, None]  # [N, 1]
-    origins, directions = (x.index_select(0, ray_index) for x in rays[:2])  # [N, 3] each; summed back without a sort
-    moved = origins + directions * middle  # [N, 3]
-    return positions + (moved - moved.detach())

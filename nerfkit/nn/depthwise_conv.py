@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nerfkit import ops
-from nerfkit.ops.checks import check_ints
+from nerfkit.ops.checks import per_axis
 from nerfkit.ops.depthwise_conv2d import Pair
 
 
@@ -25,10 +25,9 @@ class _DepthwiseConv(nn.Module):
         if isinstance(padding, str) and padding not in ("same", "valid"):
             raise ValueError(f"{name}: padding must be a number, 'same' or 'valid', got {padding!r}")
         zeros = 0 if isinstance(padding, str) else padding
-        check_ints(name, self.axes, kernel_size=kernel_size, stride=stride, padding=zeros, dilation=dilation)
-        window = kernel_size, stride, zeros, dilation
-        each = [(value,) * self.axes if isinstance(value, int) else tuple(value) for value in window]
-        kernel, self.stride, self.padding, self.dilation = each
+        kernel, self.stride, self.padding, self.dilation = per_axis(
+            name, self.axes, kernel_size=kernel_size, stride=stride, padding=zeros, dilation=dilation
+        )
         if padding == "same":
             if any(k % 2 == 0 for k in kernel) or any(s != 1 for s in self.stride):
                 got = f"kernel {kernel} and stride {self.stride}"

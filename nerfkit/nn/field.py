@@ -35,7 +35,8 @@ class FeatureGrid(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.max_entries = 2**log2_table
-        self.resolutions = level_resolutions(levels, base_resolution, max_resolution)
+        growth = (max_resolution / base_resolution) ** (1 / max(levels - 1, 1))
+        self.resolutions = [round(base_resolution * growth**level) for level in range(levels)]
         self.n_features = levels * features
         rows = sum(level_entries(n, self.max_entries) for n in self.resolutions)
         self.table = nn.Parameter(torch.empty(rows, features, device=device, dtype=dtype))
@@ -54,16 +55,6 @@ class FeatureGrid(nn.Module):
         flat = points.reshape(-1, 3)
         out = grid_encode(flat, self.table, self.resolutions, self.max_entries)  # [N, L*F]
         return out.view(*points.shape[:-1], self.n_features)
-
-
-def level_resolutions(levels: int, base_resolution: int, max_resolution: int) -> list[int]:
-    """Cells per side of each level, in geometric steps from `base_resolution` to `max_resolution`.
-
-    >>> level_resolutions(4, 16, 128)
-    [16, 32, 64, 128]
-    """
-    growth = (max_resolution / base_resolution) ** (1 / max(levels - 1, 1))
-    return [round(base_resolution * growth**level) for level in range(levels)]
 
 
 class MLP(nn.Module):

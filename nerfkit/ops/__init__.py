@@ -11,14 +11,7 @@ from nerfkit.ops.composite import composite as composite
 from nerfkit.ops.count_visible import count_visible as count_visible
 from nerfkit.ops.depthwise_conv1d import depthwise_conv1d as depthwise_conv1d
 from nerfkit.ops.depthwise_conv2d import depthwise_conv2d as depthwise_conv2d
-from nerfkit.ops.dispatch import BackendError as BackendError
-from nerfkit.ops.dispatch import Resolved as Resolved
-from nerfkit.ops.dispatch import available as available
-from nerfkit.ops.dispatch import backend as backend
-from nerfkit.ops.dispatch import choices as choices
-from nerfkit.ops.dispatch import resolve as resolve
-from nerfkit.ops.dispatch import resolved as resolved
-from nerfkit.ops.dispatch import set_backend as set_backend
+from nerfkit.ops.dispatch import BackendError, Resolved, available, backend, choices, resolve, resolved, set_backend
 from nerfkit.ops.distortion import distortion as distortion
 from nerfkit.ops.grid_encode import grid_encode as grid_encode
 from nerfkit.ops.lazy_adam import lazy_adam as lazy_adam

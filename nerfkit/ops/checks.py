@@ -102,9 +102,7 @@ def _check(op: str, dtypes: tuple[torch.dtype, ...], tensors: dict[str, tuple]) 
         if own and tensor.dtype not in own[0]:
             raise TypeError(f"{op}: {name} must be {_names(own[0])}, got {_names([tensor.dtype])}")
         if not own and tensor.dtype != dtype:
-            raise TypeError(
-                f"{op}: {first} and {name} must have one dtype, got {_names([dtype])} and {_names([tensor.dtype])}"
-            )
+            raise TypeError(f"{op}: {name} must be {_names([dtype])}, as {first} is, got {_names([tensor.dtype])}")
     return sizes
 
 
@@ -120,13 +118,16 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
     return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
-def check_ints(op: str, axes: int, **values: int | tuple[int, ...]) -> None:
-    """Require an int for all axes or, if there are more than one, an int for each."""
+def per_axis(op: str, axes: int, **values: int | tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Each of `values` as a tuple: it is an int for all axes or, if there are more than one, an int for each."""
+    found = []
     for name, value in values.items():
-        each = value if axes > 1 and isinstance(value, tuple | list) and len(value) == axes else (value,)
-        if not all(isinstance(v, int) for v in each):
+        each = tuple(value) if axes > 1 and isinstance(value, tuple | list) else (value,) * axes
+        if len(each) != axes or not all(isinstance(v, int) for v in each):
             wanted = "an int" if axes == 1 else f"an int or {axes} of them"
             raise ValueError(f"{op}: {name} must be {wanted}, got {value!r}")
+        found.append(each)
+    return found
 
 
 def can_be_read(x: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import native
-from nerfkit.ops.checks import FLOATS, INT64, cast, check, check_ints
+from nerfkit.ops.checks import FLOATS, INT64, cast, check, per_axis
 from nerfkit.ops.depthwise_conv2d import _depthwise_conv2d_native, check_window
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import implement_native, like, wants_gradient
@@ -54,7 +54,7 @@ def depthwise_conv1d(
         op, FLOATS, x=(x, ("N", "C") if packed else ("B", "C", "L")), weight=(weight, ("C", "k")), bias=(bias, ("C",)),
         ray_offsets=(ray_offsets, ("R+1",), INT64),
     )  # fmt: skip
-    check_ints(op, 1, stride=stride, padding=0 if padding is None else padding, dilation=dilation)
+    per_axis(op, 1, stride=stride, padding=0 if padding is None else padding, dilation=dilation)
     kernel = weight.shape[1]
     if padding is None:
         if kernel % 2 == 0:
@@ -63,11 +63,10 @@ def depthwise_conv1d(
         padding = dilation * (kernel - 1) // 2
     elif packed:
         raise ValueError(f"{op}: packed rays keep their length; leave padding out, got {padding}")
-    if packed:
-        if stride != 1 or dilation < 1:
-            raise ValueError(f"{op}: packed rays need stride 1 and dilation >= 1, got {stride} and {dilation}")
-    else:
+    if not packed:
         check_window(op, x.shape[2:], (kernel,), (stride,), (padding,), (dilation,))
+    elif stride != 1 or dilation < 1:
+        raise ValueError(f"{op}: packed rays need stride 1 and dilation >= 1, got {stride} and {dilation}")
     return implementation(op, x)(x, weight, bias, ray_offsets, stride, padding, dilation)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import native
-from nerfkit.ops.checks import FLOATS, cast, check, check_ints
+from nerfkit.ops.checks import FLOATS, cast, check, per_axis
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import implement_native, like
 
@@ -46,14 +46,9 @@ def depthwise_conv2d(
     x, weight, bias = cast("depthwise_conv2d", x, weight, bias)
     x_shape, weight_shape = ("B", "C", "H", "W"), ("C", 1, "kh", "kw")
     check("depthwise_conv2d", FLOATS, x=(x, x_shape), weight=(weight, weight_shape), bias=(bias, ("C",)))
-    check_ints("depthwise_conv2d", 2, stride=stride, padding=padding, dilation=dilation)
-    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
-    check_window("depthwise_conv2d", x.shape[2:], weight.shape[2:], stride, padding, dilation)
-    return implementation("depthwise_conv2d", x)(x, weight, bias, stride, padding, dilation)
-
-
-def _pair(value: Pair) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
+    window = per_axis("depthwise_conv2d", 2, stride=stride, padding=padding, dilation=dilation)
+    check_window("depthwise_conv2d", x.shape[2:], weight.shape[2:], *window)
+    return implementation("depthwise_conv2d", x)(x, weight, bias, *window)
 
 
 def check_window(op: str, size, kernel, stride, padding, dilation) -> None:
@@ -63,10 +58,7 @@ def check_window(op: str, size, kernel, stride, padding, dilation) -> None:
             raise ValueError(f"{op}: {name} must be >= {least} along {len(size)} axes, got {values}")
     for n, k, p, d in zip(size, kernel, padding, dilation, strict=True):
         if k < 1 or n + 2 * p < d * (k - 1) + 1:
-            raise ValueError(
-                f"{op}: a kernel of {k} with dilation {d} does not fit into {n} values "
-                f"with padding {p}; use more padding or a smaller kernel"
-            )
+            raise ValueError(f"{op}: a kernel of {k} with dilation {d} is larger than {n} values with padding {p}")
 
 
 @implements("depthwise_conv2d", "torch")

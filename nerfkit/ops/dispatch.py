@@ -71,35 +71,25 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     _checked({op: choice})
     if choice == "torch":
         return Resolved("torch", "requested")
-    kind = device.partition(":")[0]
+    kind, _, index = device.partition(":")
     wanted = FUSED_ON.get(kind) if choice == "auto" else choice
-    is_built = (op, wanted) in _implementations
-    other_gpu = native.why_not_on(_gpu_index(device)) if is_built and wanted == kind == "cuda" else None
-    if choice == "auto":
-        if wanted is None:
-            return Resolved("torch", f"no fused backend for {kind} tensors")
-        if not is_built:
-            return Resolved("torch", f"{wanted} not built")
-        why_not = f"cuda is {other_gpu}" if other_gpu else f"{wanted}: {unfit}" if unfit else None
-        return Resolved("torch", why_not) if why_not else Resolved(wanted, "built")
-    advice = "use ops.backend=auto"
-    if not is_built:
-        why_not = f"was requested but is not built ({native.why_missing(choice)})"
-        advice = f"built here: {', '.join(available(op))}. {native.how_to_build(choice)} Or {advice}."
-    elif DEVICE_OF[choice] != kind:
-        why_not, advice = f"needs {DEVICE_OF[choice]} tensors, got {kind} tensors", f"move the tensors, or {advice}"
-    elif other_gpu:
+    if wanted is None:
+        return Resolved("torch", f"no fused backend for {kind} tensors")
+    why_not, advice = None, "use ops.backend=auto"
+    if (op, wanted) not in _implementations:
+        why_not = f"is not built ({native.why_missing(wanted)})"
+        advice = f"built here: {', '.join(available(op))}. {native.how_to_build(wanted)} Or {advice}."
+    elif DEVICE_OF[wanted] != kind:
+        why_not, advice = f"needs {DEVICE_OF[wanted]} tensors, got {kind} tensors", f"move the tensors, or {advice}"
+    elif wanted == "cuda" and (other_gpu := native.why_not_on(int(index) if index else None)):
         why_not, advice = f"is {other_gpu}", f"{native.how_to_build('cuda')} Or use ops.backend=torch."
     elif unfit:
-        why_not, advice = f"was requested, but {unfit}", f"{advice}, or --ops.overrides {op} torch"
-    else:
-        return Resolved(choice, "requested")
+        why_not, advice = f"cannot run it: {unfit}", f"{advice}, or --ops.overrides {op} torch"
+    if why_not is None:
+        return Resolved(wanted, "built" if choice == "auto" else "requested")
+    if choice == "auto":
+        return Resolved("torch", f"{wanted} {why_not}")
     raise BackendError(f"{op}: backend {choice!r} {why_not}; {advice}")
-
-
-def _gpu_index(device: str) -> int:
-    index = device.partition(":")[2]
-    return int(index) if index else torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 def implementation(op: str, tensor: Tensor, unfit: str | None = None) -> Callable:

@@ -69,25 +69,14 @@ def _distortion_torch(weights, t_starts, t_ends, ray_offsets, near, far, linear)
     if dtype in (torch.float16, torch.bfloat16):
         weights, t_starts, t_ends = weights.float(), t_starts.float(), t_ends.float()
     ray_index = ray_indices(ray_offsets, weights.shape[0], "distortion")  # [N]
-    from_near, per_unit = _normalisation(near, far, linear)
-    start, end = ((_unnormalised(t, linear) - from_near) * per_unit for t in (t_starts, t_ends))  # [N] each
+    first, last = (t / linear if t < linear else 1 + math.log(t / linear) for t in (near, far))
+    units = (t / linear for t in (t_starts, t_ends))
+    start, end = ((torch.where(x < 1, x, 1 + x.log()) - first) * (1 / (last - first)) for x in units)  # [N] each
     middle = (start + end) / 2  # [N]
     weights_before = exclusive_cumsum(weights, ray_offsets, ray_index)  # [N] float64
     moments_before = exclusive_cumsum(weights * middle, ray_offsets, ray_index)  # [N] float64
     apart = (middle * weights_before - moments_before).to(weights.dtype)  # [N]
     return sum_rays(weights * (weights * (end - start) / 3 + 2 * apart), ray_index, ray_offsets.shape[0] - 1).to(dtype)
-
-
-def _unnormalised(t: Tensor, linear: float) -> Tensor:
-    """g [N] of distances `t` [N]."""
-    x = t / linear
-    return torch.where(x < 1, x, 1 + x.log())
-
-
-def _normalisation(near: float, far: float, linear: float) -> tuple[float, float]:
-    """g(near) and 1 / (g(far) - g(near))."""
-    first, last = (t / linear if t < linear else 1 + math.log(t / linear) for t in (near, far))
-    return first, 1 / (last - first)
 
 
 def _distortion_backward(grads, arguments, *_):

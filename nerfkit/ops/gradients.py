@@ -43,7 +43,7 @@ def implement_native(op: str, definition: Callable, forward: Callable | str, bac
         def backward(ctx, *grads):
             n, saved, needs_grad = len(ctx.others), ctx.saved_tensors, ctx.needs_input_grad
             arguments = [other if x is None else x for x, other in zip(saved[:n], ctx.others, strict=True)]
-            if wants_second_derivative():
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
                 return reference_backward(definition, arguments, needs_grad, grads)
             gradients = backward(grads, arguments, saved[n:], needs_grad)
             return tuple([g if need else None for g, need in zip_longest(gradients, needs_grad)])
@@ -107,20 +107,13 @@ def wants_gradient(op: str, *arguments: object) -> bool:
 
     Raises NotImplementedError if one of them is dual (torch.func.jvp): a native op would drop its tangent.
     """
-    if forward_ad._current_level >= 0 and any(isinstance(x, Tensor) and _is_dual(x) for x in arguments):
-        raise NotImplementedError(f"{op} has no forward-mode derivative; use reverse mode, or ops.backend('torch')")
+    if forward_ad._current_level >= 0:
+        # While compiling, where tangents are not visible, any tensor may have one.
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        if any(torch.compiler.is_compiling() or forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+            raise NotImplementedError(f"{op} has no forward-mode derivative; use reverse mode, or ops.backend('torch')")
     if torch.is_grad_enabled():
         for x in arguments:  # not any(): its generator takes longer than the rest
             if isinstance(x, Tensor) and x.requires_grad:
                 return True
     return False
-
-
-def _is_dual(x: Tensor) -> bool:
-    """Whether `x` has a tangent; assumed while compiling, where tangents are not visible."""
-    return torch.compiler.is_compiling() or forward_ad.unpack_dual(x).tangent is not None
-
-
-def wants_second_derivative() -> bool:
-    """Whether a backward pass is to be differentiated (create_graph=True)."""
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -79,28 +79,20 @@ def march(
         "march", POSITION_FLOATS, origins=(origins, ("R", 3)), directions=(directions, ("R", 3)), box=(box, (2, 3)),
         occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), jitter=(jitter, ("R",)), ladder=(ladder, ("L",)),
     )  # fmt: skip
-    _check_distances(step, near, far, ladder)
+    if ladder is None:
+        if step is None or not (step > 0 and math.isfinite(step)):
+            raise ValueError(f"march: step must be positive and finite, got {step}; None goes with a ladder alone")
+    elif step is not None or near != 0 or far != math.inf:
+        raise ValueError(f"march: with a ladder leave out step, near and far, got {step}, {near} and {far}")
+    elif not 3 <= ladder.shape[0] <= MAX_LADDER:
+        raise ValueError(f"march: ladder must have 3 to {MAX_LADDER} distances, got {ladder.shape[0]}")
+    elif can_be_read(ladder) and not ((ladder.diff() > 0).all() and ladder.isfinite().all()):
+        raise ValueError("march: ladder must be finite and strictly increasing, in its dtype too")
     if capacity is not None and capacity < 0:
         raise ValueError(f"march: capacity must not be negative, got {capacity}")
     with torch.no_grad():
         run = implementation("march", origins)
         return run(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder)
-
-
-def _check_distances(step: float | None, near: float, far: float, ladder: Tensor | None) -> None:
-    """Require a valid step, or else a ladder that no step, near or far contradicts."""
-    if ladder is None:
-        if step is None or not (step > 0 and math.isfinite(step)):
-            raise ValueError(f"march: step must be positive and finite, got {step}; None goes with a ladder alone")
-        return
-    if step is not None or near != 0 or far != math.inf:
-        raise ValueError(
-            f"march: a ladder says where the intervals are; leave out step, near and far, got {step}, {near} and {far}"
-        )
-    if not 3 <= ladder.shape[0] <= MAX_LADDER:
-        raise ValueError(f"march: ladder must have 3 to {MAX_LADDER} distances, got {ladder.shape[0]}")
-    if can_be_read(ladder) and not ((ladder.diff() > 0).all() and ladder.isfinite().all()):
-        raise ValueError("march: ladder must be finite and strictly increasing, in its dtype too")
 
 
 def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
@@ -149,11 +141,13 @@ def _in_box(origins, directions, occupancy, box, step, near, far, jitter) -> tup
     if n_intervals > MAX_INTERVALS + 1:
         raise _too_small(step)
     shifts = torch.arange(n_intervals, device=origins.device, dtype=origins.dtype) * step
+    scale = torch.tensor(occupancy.shape, device=box.device, dtype=box.dtype) / (box[1] - box[0])  # [3]
+    o, d = (origins - box[0]) * scale, directions * scale  # [R, 3] in cells
 
     def look_up(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = first[rays, None] + shifts  # [M, intervals] middles
-        occupied = _look_up(occupancy, origins[rays], directions[rays], t, box) & (t < leave[rays, None])
-        return t - step / 2, t + step / 2, occupied
+        cells = (torch.addcmul(o[rays, axis, None], d[rays, axis, None], t) for axis in range(3))
+        return t - step / 2, t + step / 2, _values(occupancy, cells) & (t < leave[rays, None])
 
     return n_intervals, look_up
 
@@ -170,24 +164,16 @@ def _on_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[int
     def look_up(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ends = jitter[rays, None] * ladder.diff() + ladder[:-1]  # [M, L-1]
         t_starts, t_ends = ends[:, :-1], ends[:, 1:]  # [M, L-2] each
-        occupied = _look_up_contracted(occupancy, o[rays], d[rays], (t_starts + t_ends) * 0.5)
-        return t_starts, t_ends, occupied & marches[rays, None]
+        t = (t_starts + t_ends) * 0.5
+        u = [d[rays, axis, None] * t + o[rays, axis, None] for axis in range(3)]  # [M, L-2] each
+        largest = u[0].abs().maximum(u[1].abs()).maximum(u[2].abs())  # [M, L-2]
+        valid = (largest <= FARTHEST) & marches[rays, None]  # not where a number is NaN
+        inverse = 1 / largest
+        scale = torch.where(largest <= 1, 1.0, (2 - inverse) * inverse)  # [M, L-2] contracts
+        cells = ((torch.where(valid, x * scale, 0) + 2) * (n / 4) for x, n in zip(u, occupancy.shape, strict=True))
+        return t_starts, t_ends, _values(occupancy, cells) & valid
 
     return ladder.shape[0] - 2, look_up
-
-
-def _look_up_contracted(grid: Tensor, o: Tensor, d: Tensor, t: Tensor) -> Tensor:
-    """Value of `grid` [X, Y, Z] over the contracted cube at distances `t` [M, S] along M rays `o`, `d` [M, 3]."""
-    u = [d[:, axis, None] * t + o[:, axis, None] for axis in range(3)]  # [M, S] each
-    largest = u[0].abs().maximum(u[1].abs()).maximum(u[2].abs())  # [M, S]
-    valid = largest <= FARTHEST  # not where a number is NaN
-    inverse = 1 / largest
-    scale = torch.where(largest <= 1, 1.0, (2 - inverse) * inverse)  # [M, S]
-    index = 0
-    for n, along in zip(grid.shape, u, strict=True):
-        cells = (torch.where(valid, along * scale, 0) + 2) * (n / 4)  # [M, S]
-        index = index * n + cells.to(torch.int32).clamp_(0, n - 1)
-    return grid.flatten().index_select(0, index.flatten()).view(t.shape) & valid
 
 
 def _too_small(step: float) -> ValueError:
@@ -195,15 +181,12 @@ def _too_small(step: float) -> ValueError:
     return ValueError(f"march: step {step:g} cuts a ray into more than {most} intervals; use a larger step")
 
 
-def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: Tensor) -> Tensor:
-    """Value of `grid` [X, Y, Z] over the box at distances `t` [M, S] along M rays, [M, S]."""
-    scale = torch.tensor(grid.shape, device=t.device, dtype=t.dtype) / (box[1] - box[0])  # [3]
-    o, d = (origins - box[0]) * scale, directions * scale  # [M, 3] in cells
+def _values(grid: Tensor, cells: Iterable[Tensor]) -> Tensor:
+    """Value of `grid` [X, Y, Z] at positions in cells, three of [M, S], along each axis."""
     index = 0
-    for axis, n in enumerate(grid.shape):
-        cell = torch.addcmul(o[:, axis, None], d[:, axis, None], t).to(torch.int32).clamp_(0, n - 1)
-        index = index * n + cell
-    return grid.flatten().index_select(0, index.flatten()).view(t.shape)
+    for n, cell in zip(grid.shape, cells, strict=True):
+        index = index * n + cell.to(torch.int32).clamp_(0, n - 1)
+    return grid.flatten().index_select(0, index.flatten()).view(index.shape)
 
 
 @implements("march", "cpp", "cuda")

@@ -58,9 +58,7 @@ def mlp(parameters: Tensor, widths: Sequence[int], *inputs: Tensor) -> Tensor:
     sizes = check("mlp", FLOATS, **named, parameters=(parameters, (n_parameters(widths),)))
     input_widths = [sizes[letter] for _, (_, letter) in named.values()]
     if sum(input_widths) != widths[0]:
-        raise ValueError(
-            f"mlp: the widths of the inputs must add up to widths[0] = {widths[0]}, got {sum(input_widths)}"
-        )
+        raise ValueError(f"mlp: the inputs' widths must add up to widths[0] = {widths[0]}, got {sum(input_widths)}")
     unfit = why_no_kernel(parameters.device, parameters.dtype, widths, input_widths)
     return implementation("mlp", parameters, unfit)(parameters, tuple(widths), *inputs)
 
@@ -80,20 +78,14 @@ def why_no_kernel(
     device = torch.device(device) if isinstance(device, str) else device
     if device.type != "cuda":
         return None
-    return _why_not_these(dtype, widths, input_widths) or _why_not_on(device.index)
-
-
-def _why_not_these(dtype: torch.dtype, widths: Sequence[int], input_widths: Sequence[int]) -> str | None:
-    """Why the GPU's kernel supports no such network, on any GPU."""
     if dtype not in (torch.float16, torch.bfloat16):
         return f"its kernel takes float16 and bfloat16, got {str(dtype).removeprefix('torch.')}"
     hidden = list(widths[1:-1])
     if len(hidden) not in (1, 2):
         return f"its kernel takes one or two hidden layers, got {len(hidden)}"
     if hidden[0] not in HIDDEN or hidden[-1] != hidden[0]:
-        wanted = ", ".join(map(str, HIDDEN[:-1]))
         got = " and ".join(map(str, hidden))
-        return f"its kernel takes hidden layers of one width, {wanted} or {HIDDEN[-1]} units, got {got}"
+        return f"its kernel takes hidden layers of one width, 16, 32 or 64 units, got {got}"
     for width in input_widths:
         if width % INPUT_MULTIPLE:
             return f"its kernel takes inputs of a multiple of {INPUT_MULTIPLE} values, got {width}"
@@ -101,7 +93,7 @@ def _why_not_these(dtype: torch.dtype, widths: Sequence[int], input_widths: Sequ
         return f"its kernel takes inputs of at most {WIDEST_INPUT} values together, got {widths[0]}"
     if widths[-1] > WIDEST_OUTPUT:
         return f"its kernel takes at most {WIDEST_OUTPUT} outputs, got {widths[-1]}"
-    return None
+    return _why_not_on(device.index)
 
 
 @native.constant_in_traces

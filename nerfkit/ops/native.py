@@ -17,10 +17,6 @@ import torch
 LIBRARIES = {"cpp": "_C.so", "cuda": "_C_cuda.so"}  # _C.so is for any CPU; there may be faster ones beside it
 # torch's names of CPU capabilities: library and -march for each, best first, as in setup.py.
 INSTRUCTION_SETS = {"AVX512": ("_C_avx512.so", "x86-64-v4"), "AVX2": ("_C_avx2.so", "x86-64-v3")}
-HOW_TO_BUILD = {
-    "cpp": "To build it, with torch and g++ installed: NERFKIT_NATIVE=1 pip install --no-build-isolation {}",
-    "cuda": "To build it, with a CUDA torch and nvcc installed: NERFKIT_CUDA=1 pip install --no-build-isolation {}",
-}
 TENSOR_CORES_MAJOR = 8  # compute capability from which on kernels use them, as in cuda/common/mma.cuh
 _FOLDER = Path(__file__).resolve().parent.parent
 _SCHEMA = _FOLDER.parent / "cuda" / "schema.cpp"  # of a checkout
@@ -63,7 +59,8 @@ def _load_from(path: Path, backend: str) -> Library:
         reason = f"{path.name} is not in this installation"
     elif backend == "cuda" and torch.version.cuda is None:
         reason = "this torch is a CPU build"
-    elif _is_stale(path):
+    elif _SCHEMA.exists() and f"\nschema={schema_hash()}".encode() not in path.read_bytes():
+        # Searched, as loading it, even by ctypes, would register its ops.
         reason = f"{path.name} was built from other sources than these; build it again"
     else:
         try:
@@ -71,15 +68,6 @@ def _load_from(path: Path, backend: str) -> Library:
         except OSError as error:
             reason = f"{path.name} did not load: {error}"
     return Library(backend, path, reason is None, reason or "loaded")
-
-
-def _is_stale(path: Path) -> bool:
-    """Whether a checkout's library was built from another schema.cpp; an installed one lies beside no sources.
-
-    The file is searched, as loading it, even by ctypes, would register its ops.
-    """
-    built = path.read_bytes() if _SCHEMA.exists() else b""
-    return bool(built) and f"\nschema={schema_hash()}".encode() not in built
 
 
 def schema_hash() -> str:
@@ -133,12 +121,6 @@ def build_info(backend: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in function().decode().splitlines())
 
 
-def targets_of(path: Path) -> str | None:
-    """What a library is for, read from the file, so that it may be one that did not load; None if it does not say."""
-    found = re.search(rb"\ntargets=([^\n\0]*)\n", path.read_bytes()) if path.exists() else None
-    return found[1].decode() if found else None
-
-
 def what_was_built() -> str | None:
     """What the installation built and what it did not, and why, in one line; None if it left no word of it."""
     record = _FOLDER / "built.txt"
@@ -146,8 +128,8 @@ def what_was_built() -> str | None:
 
 
 @functools.cache
-def why_not_on(gpu: int) -> str | None:
-    """Why the CUDA library has no code for this GPU; None if it has."""
+def why_not_on(gpu: int | None) -> str | None:
+    """Why the CUDA library has no code for this GPU, or the current one; None if it has."""
     if not loaded("cuda"):
         return None
     targets = build_info("cuda")["targets"].split()
@@ -178,4 +160,6 @@ def why_missing(backend: str) -> str:
 
 def how_to_build(backend: str) -> str:
     """What to type to get `backend`."""
-    return HOW_TO_BUILD[backend].format("-e ." if _SCHEMA.exists() else ".")  # a checkout is used as it lies
+    needs, name = ("a CUDA torch and nvcc", "CUDA") if backend == "cuda" else ("torch and g++", "NATIVE")
+    folder = "-e ." if _SCHEMA.exists() else "."  # a checkout is used as it lies
+    return f"To build it, with {needs} installed: NERFKIT_{name}=1 pip install --no-build-isolation {folder}"

@@ -93,11 +93,6 @@ def _spherical_harmonics_backward(grads, arguments, *_):
     grad = grads[0].to(directions.dtype)  # [N, 16]
     if ray_index is not None:  # summed over a ray's samples first: they share the derivatives
         grad = grad.new_zeros(directions.shape[0], N_HARMONICS).index_add(0, ray_index, grad)  # [R, 16]
-    return (_gradient(directions, grad),)
-
-
-def _gradient(directions: Tensor, grad: Tensor) -> Tensor:
-    """Gradient [R, 3] of `directions` [R, 3] for that of their harmonics, `grad` [R, 16]."""
     x, y, z = directions.unbind(1)  # [R] each
     _, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10, g11, g12, g13, g14, g15 = grad.unbind(1)  # [R] each
     xx, yy, zz, xy = x * x, y * y, z * z, x * y
@@ -132,7 +127,7 @@ def _gradient(directions: Tensor, grad: Tensor) -> Tensor:
         + 0.3731763325901154 * (15 * zz - 3) * g12
         + upper * (xx - yy) * g14
     )
-    return torch.stack([grad_x, grad_y, grad_z], dim=1)
+    return (torch.stack([grad_x, grad_y, grad_z], dim=1),)  # [R, 3]
 
 
 implement_native(

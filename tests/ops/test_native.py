@@ -38,16 +38,16 @@ def run_setup(monkeypatch):
     return run
 
 
-def test_setup_builds_what_is_looked_for(run_setup, monkeypatch):
+def test_setup_builds_what_is_looked_for(run_setup):
     names = run_setup()
-    assert names["schema_hash"]() == native.schema_hash()
     marches = {f"{name}.so": march for name, march in names["INSTRUCTION_SETS"].items()}
     assert marches == dict(native.INSTRUCTION_SETS.values()) | {native.LIBRARIES["cpp"]: ""}
-    if reason := names["why_pure_python"]():
+    if reason := names["why_not"]("_C"):
         pytest.skip(f"nothing is built here: {reason}")
+    command = names["compile_command"]("cuda/build_info.cpp", "build_info.o", "_C")
+    assert f'-DBUILD_SCHEMA="{native.schema_hash()}"' in command
     assert [extension.name for extension in names["modules"]] == [f"nerfkit.{name[:-3]}" for name in marches]
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert [extension.name for extension in names["extensions"]()] == ["nerfkit._C"]
+    assert [extension.name for extension in run_setup("aarch64")["modules"]] == ["nerfkit._C"]
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,9 @@ from tests.naming import assert_names
 from tests.package.conftest import ROOT, run
 
 
-def test_a_library_that_did_not_load_says_what_it_is_for(tmp_path: Path):
-    path = tmp_path / "_C_cuda.so"
-    path.write_bytes(b"\x7fELF\0compiler=g++\ntorch=2.10\ntargets=8.0 9.0a\nschema=ab\0")
-    assert native.targets_of(path) == "8.0 9.0a"
-    lines = doctor._library(native.Library("cuda", path, False, "this torch is a CPU build"))
-    assert_names("\n".join(lines), "8.0", "9.0a", "this torch is a CPU build")
-    path.write_bytes(b"")
-    assert native.targets_of(path) is native.targets_of(tmp_path / "none.so") is None
+def test_a_library_that_did_not_load_is_said_with_the_reason_and_what_to_type(tmp_path: Path):
+    lines = doctor._library(native.Library("cuda", tmp_path / "_C_cuda.so", False, "this torch is a CPU build"))
+    assert_names("\n".join(lines), "_C_cuda.so", "this torch is a CPU build", "NERFKIT_CUDA=1 pip install")
 
 
 def test_the_page_names_all_that_can_be_missing_and_what_the_build_left(tmp_path: Path, monkeypatch):
