@@ -30,12 +30,12 @@ Shape = tuple[int | str, ...]
 
 
 def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`tensors` cast for `op` by the table above; unchanged where autocast is off."""
-    device = tensors[0].device.type
+    """`tensors` cast for `op` by the table above; unchanged where autocast is off, and what is none, for `check`."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else None
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device) if op in IN_AUTOCAST_DTYPE else torch.float32
-    return tuple(x.to(dtype) if x is not None and _casts(x) else x for x in tensors)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and _casts(x) else x for x in tensors)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
@@ -49,17 +49,18 @@ def _casts(x: Tensor) -> bool:
     return x.is_floating_point() and x.dtype != torch.float64
 
 
-def check(op: str, dtypes: tuple[torch.dtype, ...], **tensors: tuple) -> dict[str, int]:
+def check(op: str, dtypes: tuple[torch.dtype, ...], **tensors: tuple | bool) -> dict[str, int]:
     """Require shapes, dtypes and one device of `tensors`: name=(tensor, shape) or name=(tensor, shape, its dtypes).
 
     In a shape a number must match, and a letter stands for the same size in all of them; "R+1" is one more than "R".
-    The first tensor has one of `dtypes`, and so have, in the same dtype, all without dtypes of their own. None is left
-    out. Returns the size of each letter. Errors state the expected and the actual value.
+    The first tensor has one of `dtypes`, and so have, in the same dtype, all without dtypes of their own. An argument
+    that is left out is False instead of a tuple. Returns the size of each letter. Errors state the expected and the
+    actual value.
     """
     if torch.compiler.is_compiling():
         return _check(op, dtypes, tensors)
     call = [op]
-    for x, *wanted in tensors.values():
+    for x, *wanted in filter(None, tensors.values()):
         call += (x.shape, x.dtype, x.device, *wanted) if isinstance(x, Tensor) else (type(x), *wanted)
     call = tuple(call)
     try:
@@ -80,13 +81,12 @@ _checked: dict[tuple, dict[str, int]] = {}  # a call like an earlier one is not 
 def _check(op: str, dtypes: tuple[torch.dtype, ...], tensors: dict[str, tuple]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     first = None
-    for name, (tensor, shape, *own) in tensors.items():
-        if tensor is None:
-            continue
-        if first is None:
-            first, device, dtype, own = name, tensor.device, tensor.dtype, (dtypes,)
+    for name, (tensor, shape, *own) in ((name, wanted) for name, wanted in tensors.items() if wanted):
+        own = own if first else (dtypes,)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor {_wanted(shape, sizes, own)}, got {type(tensor).__name__}")
+        if first is None:
+            first, device, dtype = name, tensor.device, tensor.dtype
         known, got = len(sizes), tensor.shape
         fits = len(got) == len(shape)
         for want, size in zip(shape, got, strict=False):

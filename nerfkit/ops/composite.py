@@ -61,13 +61,18 @@ def composite(
     tensor([1.0714])
     """
     density, rgb, t_starts, t_ends, background = cast("composite", density, rgb, t_starts, t_ends, background)
-    t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
+    is_one_color = isinstance(background, Tensor) and background.dim() == 1
     check(
         "composite", FLOATS, density=(density, ("N",)), rgb=(rgb, ("N", 3)), t_starts=(t_starts, ("N",)),
         t_ends=(t_ends, ("N",)), ray_offsets=(ray_offsets, ("R+1",), INT64),
-        background=(background, (3,) if background.dim() == 1 else ("R", 3)),
+        background=(background, (3,) if is_one_color else ("R", 3)),
     )  # fmt: skip
-    return implementation("composite", density)(density, rgb, t_starts, t_ends, ray_offsets, background)
+    t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
+    run = implementation("composite", density)
+    color, *of_density = run(density, rgb, t_starts, t_ends, ray_offsets, background)
+    if color.requires_grad and not density.requires_grad:  # a fused op has one answer for all of its results
+        of_density = [x.detach() for x in of_density]
+    return color, *of_density
 
 
 @implements("composite", "torch")

@@ -45,7 +45,8 @@ def depthwise_conv2d(
     """
     x, weight, bias = cast("depthwise_conv2d", x, weight, bias)
     x_shape, weight_shape = ("B", "C", "H", "W"), ("C", 1, "kh", "kw")
-    check("depthwise_conv2d", FLOATS, x=(x, x_shape), weight=(weight, weight_shape), bias=(bias, ("C",)))
+    of_bias = bias is not None and (bias, ("C",))
+    check("depthwise_conv2d", FLOATS, x=(x, x_shape), weight=(weight, weight_shape), bias=of_bias)
     window = per_axis("depthwise_conv2d", 2, stride=stride, padding=padding, dilation=dilation)
     check_window("depthwise_conv2d", x.shape[2:], weight.shape[2:], *window)
     return implementation("depthwise_conv2d", x)(x, weight, bias, *window)

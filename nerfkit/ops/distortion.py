@@ -51,7 +51,6 @@ def distortion(
     tensor([0.2917])
     """
     weights, t_starts, t_ends = cast("distortion", weights, t_starts, t_ends)
-    t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
     check(
         "distortion", FLOATS, weights=(weights, ("N",)), t_starts=(t_starts, ("N",)), t_ends=(t_ends, ("N",)),
         ray_offsets=(ray_offsets, ("R+1",), INT64),
@@ -60,6 +59,7 @@ def distortion(
         raise ValueError(f"distortion: near and far must be finite with 0 <= near < far, got {near} and {far}")
     if not 0 < linear < math.inf:
         raise ValueError(f"distortion: linear must be positive and finite, got {linear}")
+    t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
     return implementation("distortion", weights)(weights, t_starts, t_ends, ray_offsets, near, far, linear)
 
 

@@ -48,11 +48,13 @@ def lazy_adam(
     >>> lazy_adam(param, grad, exp_avg, exp_avg_sq, step=torch.tensor(1.0), lr=torch.tensor(0.5))[0]
     tensor([-0.5000,  0.0000,  0.5000])
     """
-    shape, numbers = tuple(param.shape), {"step": step, "lr": lr, "grad_scale": grad_scale, "found_inf": found_inf}
+    shape = tuple(getattr(param, "shape", ()))
+    numbers = {"step": step, "lr": lr}
+    numbers |= {name: x for name, x in {"grad_scale": grad_scale, "found_inf": found_inf}.items() if x is not None}
     check(
         "lazy_adam", POSITION_FLOATS, param=(param, shape), grad=(grad, shape), exp_avg=(exp_avg, shape),
         exp_avg_sq=(exp_avg_sq, shape),
-        **{name: (x, (1,) * x.dim(), (torch.float32,)) for name, x in numbers.items() if x is not None},
+        **{name: (x, (1,) * len(getattr(x, "shape", ())), (torch.float32,)) for name, x in numbers.items()},
     )  # fmt: skip
     for name, beta in {"beta1": beta1, "beta2": beta2}.items():
         if not 0 <= beta < 1:
@@ -64,9 +66,9 @@ def lazy_adam(
 
 @implements("lazy_adam", "torch")
 def _lazy_adam_torch(param, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, grad_scale, found_inf):
-    changes = grad != 0 if found_inf is None else (grad != 0) & (found_inf == 0)
-    grad = grad if grad_scale is None else grad / grad_scale
-    step, lr = step.to(param.dtype), lr.to(param.dtype)
+    changes = grad != 0 if found_inf is None else (grad != 0) & (found_inf.reshape(()) == 0)
+    grad = grad if grad_scale is None else grad / grad_scale.reshape(())
+    step, lr = step.to(param.dtype).reshape(()), lr.to(param.dtype).reshape(())
     mean = beta1 * exp_avg + (1 - beta1) * grad
     square = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
     root = (square / _bias_correction(beta2, step)).sqrt()

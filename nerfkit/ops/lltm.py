@@ -81,7 +81,7 @@ def why_no_kernel(device: torch.device | str, n_state: int, n_input: int) -> str
 def _lltm_torch(input, ray_offsets, weight, bias, h0, c0):
     ray_index = ray_indices(ray_offsets, input.shape[0], "lltm")  # [N]
     if input.shape[0] == 0:
-        nothing = (input.sum() + weight.sum() + bias.sum()) * 0  # keeps all inputs in the graph: zero gradients
+        nothing = sum(x[:0].sum() for x in (input, weight, bias, h0, c0))  # keeps all in the graph: zero gradients
         return input.new_zeros(0, h0.shape[1]) + nothing, h0 + nothing, c0 + nothing
     # Samples are sorted by (step, ray), longest ray first: each step is then one contiguous slice of every array.
     lengths = ray_offsets.diff()  # [R]

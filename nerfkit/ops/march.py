@@ -77,7 +77,8 @@ def march(
     origins, directions, box, jitter, ladder = cast("march", origins, directions, box, jitter, ladder)
     check(
         "march", POSITION_FLOATS, origins=(origins, ("R", 3)), directions=(directions, ("R", 3)), box=(box, (2, 3)),
-        occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), jitter=(jitter, ("R",)), ladder=(ladder, ("L",)),
+        occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), jitter=jitter is not None and (jitter, ("R",)),
+        ladder=ladder is not None and (ladder, ("L",)),
     )  # fmt: skip
     if ladder is None:
         if step is None or not (step > 0 and math.isfinite(step)):

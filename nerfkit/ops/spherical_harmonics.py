@@ -50,8 +50,8 @@ def spherical_harmonics(
     tensor([0.4885, 0.4885, 0.0000], dtype=torch.float16)
     """
     (directions,) = cast("spherical_harmonics", directions)
-    rays, index = (directions, ("R", 3)), (ray_index, ("N",), INT64)
-    check("spherical_harmonics", POSITION_FLOATS, directions=rays, ray_index=index)
+    index = ray_index is not None and (ray_index, ("N",), INT64)
+    check("spherical_harmonics", POSITION_FLOATS, directions=(directions, ("R", 3)), ray_index=index)
     dtype = directions.dtype if dtype is None else dtype
     if dtype not in FLOATS:
         raise TypeError(f"spherical_harmonics: dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype}")

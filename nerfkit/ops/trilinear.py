@@ -37,7 +37,8 @@ def trilinear(feats: Tensor, points: Tensor) -> Tensor:
     [0.0, 0.5, 0.75]
     """
     (points,) = cast("trilinear", points)
-    of_points = (torch.float64,) if feats.dtype == torch.float64 else (torch.float32,)
+    is_double = isinstance(feats, Tensor) and feats.dtype == torch.float64
+    of_points = (torch.float64,) if is_double else (torch.float32,)
     check("trilinear", FLOATS, feats=(feats, ("N", 8, "F")), points=(points, ("N", 3), of_points))
     return implementation("trilinear", feats)(feats, points)
 

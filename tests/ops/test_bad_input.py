@@ -151,6 +151,16 @@ def test_good_input(op: str):
     assert all(x.isfinite().all() for x in as_tuple(result))
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_what_is_no_tensor(op: str):
+    optional = ("bias", "ray_offsets", "jitter", "ray_index", "grad_scale", "found_inf")
+    for name in [name for name, x in GOOD[op].items() if isinstance(x, torch.Tensor)]:
+        for wrong in (GOOD[op][name].tolist(), GOOD[op][name].numpy(), None):
+            if wrong is not None or name not in optional or (op, name) == ("lltm", "ray_offsets"):
+                with raises_naming(TypeError, op, name, type(wrong).__name__):
+                    call(op, {name: wrong})
+
+
 @pytest.mark.parametrize("error, op, change, named", CALLS)
 def test_bad_input(error: type[Exception], op: str, change: dict, named: str):
     with raises_naming(error, op, *parts_of(named)):

@@ -11,7 +11,7 @@ from nerfkit.ops.checks import IN_AUTOCAST_DTYPE
 from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
 from tests.naming import raises_naming
-from tests.ops.cases import CASES, Case, cases
+from tests.ops.cases import CASES, Case, cases, lltm
 from tests.ops.harness import (
     as_tuple,
     backend_params,
@@ -52,6 +52,18 @@ def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, devi
         with ops.backend(backend):
             got = second_order(function, *(i.to(device).requires_grad_() for i in inputs))
         torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
+
+
+@on_backends([*FIRST.values(), lltm("nothing", (0, 0), 3, 2)], fused_params)
+def test_the_same_results_need_gradients_on_all_backends(case: Case, backend: str, device: str):
+    for place in case.differentiable:
+        needed = []
+        for name in ("torch", backend):
+            arguments = case.arguments(torch.float32, device)
+            arguments[place].requires_grad_()
+            with ops.backend(name):
+                needed.append([x.requires_grad for x in as_tuple(case.function(*arguments))])
+        assert needed[0] == needed[1], place
 
 
 @on_backends(FIRST.values(), fused_params)
