@@ -51,7 +51,8 @@ def depthwise_conv1d(
     packed = ray_offsets is not None
     x, weight, bias = cast(op, x, weight, bias)
     check(
-        op, FLOATS, x=(x, ("N", "C") if packed else ("B", "C", "L")), weight=(weight, ("C", "k")), bias=bias is not None and (bias, ("C",)), ray_offsets=packed and (ray_offsets, ("R+1",), INT64),
+        op, FLOATS, x=(x, ("N", "C") if packed else ("B", "C", "L")), weight=(weight, ("C", "k")),
+        bias=bias is not None and (bias, ("C",)), ray_offsets=packed and (ray_offsets, ("R+1",), INT64),
     )  # fmt: skip
     per_axis(op, 1, stride=stride, padding=0 if padding is None else padding, dilation=dilation)
     kernel = weight.shape[1]
