@@ -104,7 +104,7 @@ def completed():
 def test_completion_knows_commands_options_and_choices(completed):
     assert completed("") >= set(COMMANDS) and completed("tr") == {"train"}
     assert completed("--completion ") == set(SHELLS)
-    assert completed("train scene --data.ma") == {"--data.masks", "--data.max_views"}
+    assert completed("train scene --data.ma") == {"--data.masks"}
     assert completed("train --data.masks c") == {"cutout"}
     assert completed("render run --crop ") == {"run", "none"}
     assert completed("export run ") == {"mesh", "points", "cameras", "depth", "splats"}

@@ -47,7 +47,7 @@ def values_of(options: ResolvedConfig, names: str) -> list:
     return [attrgetter(name)(options) for name in names.split()]
 
 
-RATES = "trainer.learning_rate trainer.table_decay"
+RATE = "trainer.learning_rate"
 STAGES = "model.encoder model.aggregator"
 STEPS = "sampling.step sampling.cone sampling.occupancy_threshold"
 
@@ -55,11 +55,10 @@ STEPS = "sampling.step sampling.cone sampling.occupancy_threshold"
 @pytest.mark.parametrize(
     "arguments, names, wanted",
     [
-        ("", RATES, [0.02, 0.1]),
-        ("--trainer.learning_rate 0.01", RATES, [0.01, 0]),
-        ("--trainer.table_decay 0.2", RATES, [0.02, 0.2]),
-        ("--config cpu", RATES, [0.02, 0.1]),
-        ("--config orrery_cpu", RATES, [0.03, 0]),
+        ("", RATE, [0.02]),
+        ("--trainer.learning_rate 0.01", RATE, [0.01]),
+        ("--config cpu", RATE, [0.02]),
+        ("--config orrery_cpu", RATE, [0.03]),
         ("", STAGES, [True, False]),
         (BOX, STAGES, [True, True]),
         ("--model.aggregator true", STAGES, [True, True]),

@@ -35,8 +35,8 @@ from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.progress import Progress, summary_writer
 from nerfkit.viewer.page import Page
 
-# float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
-VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
+# float32 values of a sample, of each of its features and of all else; a measured lower bound of a step.
+VALUES_PER_FEATURE, OTHER_VALUES = 6, 192
 
 
 def main(options: TrainOptions, processes: Processes = ALONE) -> int:
@@ -214,8 +214,7 @@ def check_sizes(config: ResolvedConfig, device: torch.device) -> None:
     )
     n_bytes = 4 * model_bytes(config) + 24 * sampling.occupancy_resolution**3
     check_memory(n_bytes, f"{sizes}, its gradients and Adam's moments,", device)  # of which are two
-    per_sample = {"features": model.levels * model.features, "state": model.state, "other": 1}
-    n_values = trainer.samples * sum(VALUES_PER_SAMPLE[name] * count for name, count in per_sample.items())
+    n_values = trainer.samples * (VALUES_PER_FEATURE * model.levels * model.features + OTHER_VALUES)
     check_memory(4 * n_values, f"a step with trainer.samples {trainer.samples}", device)
 
 
@@ -279,8 +278,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
         (
             "training",
             f"steps {trainer.step} to {trainer.last_step}{limit}{used}, {settings.samples} samples a step, learning "
-            f"rate {settings.learning_rate:g}, table decay {settings.table_decay:g}"
-            f"{', loss ' * bool(settings.loss)}{settings.loss}",
+            f"rate {settings.learning_rate:g}{', loss ' * bool(settings.loss)}{settings.loss}",
         ),
     ]
     if processes.size > 1:

@@ -20,7 +20,6 @@ from nerfkit.config.options import DataConfig as DataConfig
 from nerfkit.config.options import EvalConfig as EvalConfig
 from nerfkit.config.options import ModelConfig as ModelConfig
 from nerfkit.config.options import OpsConfig as OpsConfig
-from nerfkit.config.options import ParallelConfig as ParallelConfig
 from nerfkit.config.options import ResolvedConfig as ResolvedConfig
 from nerfkit.config.options import SamplingConfig as SamplingConfig
 from nerfkit.config.options import TrainerConfig as TrainerConfig

@@ -87,9 +87,6 @@ ENDS_THERE = Condition(
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.frame.kind == "object"),
 )  # fmt: skip
 FAST_RATE = 0.02
-AT_THAT_RATE = Condition(
-    f"at a learning rate of {FAST_RATE:g}", "model", lambda facts: facts.config.trainer.learning_rate == FAST_RATE
-)
 
 Recipe = dict[str, tuple[tuple[Any, Condition], ...]]
 
@@ -127,7 +124,6 @@ BASE: Recipe = {
     "trainer.optimizer": (("lazy_adam", OBJECT_ON_GPU), ("adam", OTHERWISE)),
     "trainer.learning_rate": ((0.01, OTHERWISE),),
     "trainer.final_learning_rate": ((0.001, SMALL), (0.0003, OTHERWISE)),
-    "trainer.table_decay": ((0.0, OTHERWISE),),
     "trainer.distortion": ((0.0, OTHERWISE),),
     "trainer.save_every": ((1000, SMALL), (2000, OTHERWISE)),
     "eval.split": (("test", OTHERWISE),),
@@ -144,7 +140,6 @@ FIELD: Recipe = BASE | {
     ),
     "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
     "trainer.learning_rate": ((FAST_RATE, OTHERWISE),),
-    "trainer.table_decay": ((0.1, AT_THAT_RATE), (0.0, OTHERWISE)),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
 }  # fmt: skip
 

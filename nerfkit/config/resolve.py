@@ -110,14 +110,14 @@ def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
     if scene is None:
         return
     if scene.source is not None:
-        for name, default in (("downscale", 1.0), ("max_views", 0), ("masks", "ignore")):
+        for name, default in (("downscale", 1.0), ("masks", "ignore")):
             stated, read = getattr(asked.data, name), getattr(scene.source, name)
             if stated not in (default, read):
                 raise ConfigError(
                     f"data.{name} is {stated}, but the scene was read with {read}; read it with the same options: "
                     "nerfkit.data.load.scene_of(config)"
                 )
-        for name in ("path", "sfm", "format", "downscale", "max_views", "masks"):
+        for name in ("path", "sfm", "format", "downscale", "masks"):
             setattr(new.data, name, getattr(scene.source, name))
         _check_unit_of_box(new.data.box, scene)
     if new.data.format == "auto":
@@ -168,7 +168,6 @@ def check(config: Any) -> None:
     _check_box(config.data.box)
     _check_model(config.model)
     _check_sampling(config)
-    _check_decay(config.trainer)
     _check_ops(config.ops)
 
 
@@ -246,15 +245,6 @@ def _check_sampling(config: Any) -> None:
         raise ConfigError(
             f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
             "intervals; raise it, or make the box smaller"
-        )
-
-
-def _check_decay(trainer: Any) -> None:
-    rate, decay = max(trainer.learning_rate or 0, trainer.final_learning_rate or 0), trainer.table_decay or 0
-    if rate * decay >= 1:
-        raise ConfigError(
-            f"trainer.table_decay ({decay:g}) times the learning rate, up to {rate:g}, must be below 1, "
-            "or a step would turn the features round; lower one of them"
         )
 
 
