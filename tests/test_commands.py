@@ -225,7 +225,7 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
     for command, words, named in (
         ("render", (run, "--path", "orbitt"), ("--path", "'orbitt'", "did you mean orbit?")),
         ("render", (run, "--outputs", "rgb,deep"), ("--outputs", "'deep'", ",".join(FILES))),
-        ("render", (run, "--size", 0, 5), ("--size", "1", "65536", "0 5")),
+        ("render", (run, "--size", 0, 5), ("--size", "1", "65536", "0")),
         ("render", (run, "--path", "test", "--frames", 9), ("--frames", "test")),
         ("render", (misspelt,), (misspelt, "did you mean", run)),
         ("render", (tmp_path,), (tmp_path, "config.toml")),

@@ -34,30 +34,18 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem
 from nerfkit.training.run.load import Run, load_run
 
-LIMITS = {"resolution": (2, 8192), "count": (1, 10**9), "sh_degree": (0, 3), "min_part": (0, 0.5)}
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
 def main(options: ExportOptions) -> int:
-    check_numbers(options)
+    if isinstance(options, MeshOptions) and options.source == "depth" and options.level != LEVEL:
+        raise UserError(f"--level {options.level:g} is of --from density; leave it out with --from depth")
     run = load_run(options.run, options.device, options.module, options.ops)
     run.model.resolved(run.device)
     began = time.perf_counter()
     EXPORTS[type(options)](run, options)
     print(f"{time.perf_counter() - began:.1f} s")
     return 0
-
-
-def check_numbers(options: ExportOptions) -> None:
-    """Raise UserError for a number out of its range."""
-    for name, (low, high) in LIMITS.items():
-        value = getattr(options, name, low)
-        if not low <= value <= high:
-            raise UserError(f"--{name} must be from {low} to {high}, got {value:g}")
-    if isinstance(options, MeshOptions):
-        fields.check_level(options.level)
-        if options.source == "depth" and options.level != LEVEL:
-            raise UserError(f"--level {options.level:g} is of --from density; leave it out with --from depth")
 
 
 def target_frame(run: Run, options: ExportOptions) -> Frame | None:

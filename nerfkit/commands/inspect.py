@@ -21,8 +21,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from nerfkit.commands.options import InspectData, InspectOptions
-from nerfkit.config import Config, check
+from nerfkit.commands.options import InspectOptions
+from nerfkit.config import Config, DataConfig, check
 from nerfkit.data.assemble import CUT_OUT, check_cut_out, has_shape, scene_frame, split_names, turned_for
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
@@ -52,13 +52,12 @@ SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"
 
 
 def main(options: InspectOptions) -> int:
-    config = Config()
-    config.data.downscale, config.data.box = options.data.downscale, options.data.box
-    check(config)  # raises ConfigError for what training would refuse
+    data = options.data
+    check(Config(data=data))  # raises ConfigError for what training would refuse
     folder = OwnFolder(Path(options.out), "inspection") if options.out else None
     if folder is not None:
         folder.claim()
-    page, is_ready, drawing = examine(load_capture(options.scene, options.data.format, options.data.sfm), options.data)
+    page, is_ready, drawing = examine(load_capture(data.path, data.format, data.sfm), data)
     print(page)
     if folder is not None:
         folder.write(PAGE, page + "\n")
@@ -67,7 +66,7 @@ def main(options: InspectOptions) -> int:
     return 0 if is_ready else 1
 
 
-def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[], bytes]]:
+def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[], bytes]]:
     """The page about a capture, whether it is ready to train, and what draws it."""
     cutout = data.masks == "cutout"
     candidates = [image.name for image in capture.images if image.found is not None]
@@ -107,7 +106,7 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
 
 
 def look_at(
-    image: PosedImage, is_sampled: bool, data: InspectData, white_ignores: bool
+    image: PosedImage, is_sampled: bool, data: DataConfig, white_ignores: bool
 ) -> tuple[OnDisk | None, str, np.ndarray | None]:
     """The image file, None where it is missing or cannot be read; the problem with it, '' if there is none;
     and, if it `is_sampled`, some of its pixels."""
@@ -219,8 +218,6 @@ class Inspection:
         files = [file for _, file in self.there]
         n_missing = len(self.missing)
         lines = [f"{len(self.found)} listed, {len(self.found) - n_missing} exist, {n_missing} missing"]
-        if unreadable := [image.name for image, file in self.pairs if file is None and image.name in self.broken]:
-            lines.append(f"of no readable header or mask: {len(unreadable)} ({_names(unreadable)})")
         if files:
             lines.append(f"sizes: {in_words([(file.width, file.height) for file in files])}")
         lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")
@@ -248,21 +245,17 @@ class Inspection:
 
     def _shapes(self) -> list[str]:
         """Images whose shape is not the lens's: turned, or another."""
-        wrong = [(image, file) for image, file in self.there if not has_shape(image.lens, file.width, file.height)]
-        turned = [image.name for image, file in wrong if has_shape(image.lens, file.height, file.width)]
-        other = [image.name for image, _ in wrong if image.name not in turned]
-        lines = []
-        if turned:
-            lines.append(
-                f"{_count(len(turned), 'image')} on the side ({_names(turned)}): width and height are those of the "
-                "lens, swapped; turn the pixels as the lens has them"
-            )
-        if other:
-            lines.append(
-                f"{_count(len(other), 'image')} of another shape than the lens ({_names(other)}): were they cropped? "
-                "Give the lens of the images as they are"
-            )
-        return lines
+        turned, other = [], []
+        for image, file in self.there:
+            if not has_shape(image.lens, file.width, file.height):
+                (turned if has_shape(image.lens, file.height, file.width) else other).append(image.name)
+        advice = (
+            (turned, "on the side", "width and height are swapped; turn the pixels as the lens has them"),
+            (other, "of another shape than the lens", "were they cropped? Give the lens of the images as they are"),
+        )
+        return [
+            f"{_count(len(names), 'image')} {what} ({_names(names)}): {why}" for names, what, why in advice if names
+        ]
 
 
 def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:

@@ -7,7 +7,6 @@ An option that scene, device or model decide is None, written auto: `Config.reso
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
@@ -158,27 +157,20 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
 
-    def resolved(
-        self,
-        scene: Any = None,
-        device: Any = None,
-        model_class: Any = None,
-        presets: Mapping[str, tuple[Any, str]] = {},  # noqa: B006
-    ) -> ResolvedConfig:
+    def resolved(self, scene: Any = None, device: Any = None, model_class: Any = None) -> ResolvedConfig:
         """The options that run: none is auto. Nothing else decides, whoever asks.
 
         Args:
             scene: a `nerfkit.Scene`; None: nothing is known of it, as of an object in the default box.
             device: of the training; config.device if None.
             model_class: whose `recipe` holds; None: that of the model "field".
-            presets: `preset_values` of the files that options come from, to name them in the decisions.
 
         Returns a new configuration, whose `decisions` tell value, who decided, and why. With a scene or device, what
-        scene, device or model decided before is decided anew. Raises ConfigError for options that contradict each other
+        was decided before is decided anew. Raises ConfigError for options that contradict each other
         or the scene.
         """
         new = ResolvedConfig(**{f.name: deepcopy(getattr(self, f.name)) for f in fields(Config)})
-        new.decisions = decide(self, new, scene, device, model_class, presets)
+        new.decisions = decide(self, new, scene, device, model_class)
         return new
 
 

@@ -54,7 +54,7 @@ class Condition(NamedTuple):
     """When a case decides."""
 
     text: str  # in the help: "6 with size small"
-    by: str  # what decides then: scene, device or model
+    by: str  # what decides then: scene, device, size or model
     holds: Callable[[Facts], bool]
 
 
@@ -68,7 +68,7 @@ class Found(NamedTuple):
 OTHERWISE = Condition("", "model", lambda facts: True)
 ON_A_CPU = Condition("on a CPU", "device", lambda facts: not facts.on_gpu)
 ON_A_GPU = Condition("on a GPU", "device", lambda facts: facts.on_gpu)
-SMALL = Condition("with size small", "device", lambda facts: facts.config.size == "small")
+SMALL = Condition("with size small", "size", lambda facts: facts.config.size == "small")
 A_PLACE = Condition("for a place", "scene", lambda facts: facts.is_place)
 UNBOUNDED = Condition("in unbounded space", "scene", lambda facts: facts.config.sampling.kind == "contracted")
 # Cameras around a scene, or within, see all sides of a surface, whose samples then have to be as close along a ray as

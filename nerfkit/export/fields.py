@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.errors import UserError
 from nerfkit.export.grid import Grid, occupied_blocks
 from nerfkit.export.views import Seen, View, Views
 from nerfkit.model.base import Model
@@ -114,9 +113,3 @@ def may_see(camera: Cameras, centers: Tensor, radius: float) -> Tensor:
     size = torch.tensor(camera.size(0), device=centers.device)
     within = ((pixel > -reach[:, None]) & (pixel < size + reach[:, None])).all(-1)
     return torch.where(depth <= 2 * radius, depth >= -radius, within)
-
-
-def check_level(level: float) -> None:
-    """Raise UserError for a level that no opacity has."""
-    if not 0.001 <= level <= 0.999:
-        raise UserError(f"--level must be an opacity from 0.001 to 0.999, got {level}")

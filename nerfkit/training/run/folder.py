@@ -3,7 +3,7 @@
 
 .nerfkit                  names of nerfkit's files, the only ones that are replaced or deleted
 config.toml               every option, none of them auto
-decisions.json            of the options that may be auto: value, who decided (user, preset, scene, device, model), why
+decisions.json            of the options that were left as auto: value, who decided (scene, device, size, model), why
 checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.run.checkpoint)
 scene.json                number of the run's format, cameras of every split, up axis
 metrics.jsonl             one line per logged step, and per score of held-out views on the way
@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
@@ -185,8 +186,8 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
     path, lpips = (str(Path(name).expanduser().resolve()) if name else "" for name in named)
     config = replace(config, data=replace(config.data, path=path), eval=replace(config.eval, lpips=lpips))
     config_module.check(config)
-    decisions = dict(getattr(config, "decisions", {}))
-    decisions |= {name: old for name, old in before.items() if name in decisions and old.value == decisions[name].value}
+    decisions = {name: old for name, old in before.items() if attrgetter(name)(config) == old.value}
+    decisions |= getattr(config, "decisions", {})
     written = {name: decision._asdict() for name, decision in decisions.items()}
     return {
         CONFIG: config_module.dumps(config),
