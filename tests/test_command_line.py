@@ -11,8 +11,8 @@ import pytest
 
 from nerfkit import __version__
 from nerfkit import config as config_module
-from nerfkit.commands import COMMANDS, StopSignals
-from nerfkit.commands.options import parse, train_options
+from nerfkit.commands import StopSignals
+from nerfkit.commands.options import OPTIONS, parse, train_options
 from nerfkit.errors import ConfigError
 from tests.naming import assert_names, raises_naming
 from tests.processes import ROOT, call_process
@@ -41,7 +41,7 @@ def test_every_door_has_the_same_statuses(tmp_path):
         assert_names(call_process(*door, tmp_path, status=1), tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [("trian",), ("doctor", "x")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("trian",), ("doctor", "x"), ("export", "run")], ids=" ".join)
 def test_what_is_no_command_ends_with_status_2(arguments):
     printed = call_process("-m", "nerfkit", *arguments, status=2)
     assert "--help" in printed, "what to type next"
@@ -72,7 +72,7 @@ def run(tmp_path) -> Path:
 
 
 def test_help_version_and_summary_do_not_wait_for_torch(run):
-    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in COMMANDS]
+    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in OPTIONS]
     found = in_turn(["--help"], ["--version"], ["summary", str(run)], *helped)
     for arguments, printed, imported in found:
         assert printed and not imported, arguments

@@ -20,39 +20,24 @@ from nerfkit.version import __version__
 if TYPE_CHECKING:
     from nerfkit.parallel import Processes
 
-COMMANDS = {
-    "inspect": "print what is found in a folder, without training: images, lenses, frame, what to mend",
-    "train": "train a scene, or resume a run",
-    "render": "render novel views of a run: images, depth, video",
-    "view": "look at a run in a browser",
-    "export": "write a run's mesh, points, cameras, depth or splats for other programs",
-    "eval": "score a run on held-out views",
-    "summary": "print a run's scores and where its images are",
-    "doctor": "print what this installation can do, with a verdict",
-}
 SECONDS_IN_A_LOG = "30"  # between two states of a progress bar that nobody watches
 SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, the system's shutdown, a terminal that was closed
-USAGE = "\n".join(
-    (
-        "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n",
-        *(f"  {name:<10} {what}" for name, what in COMMANDS.items()),
-        "\n  --version  print the version",
-    )
-)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command that the arguments name; ends the process with its exit status."""
+    from nerfkit.commands.options import OPTIONS, usage
+
     first, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
-    if first in COMMANDS:
+    if first in OPTIONS:
         run_command(first, rest)
     if first in ("-h", "--help", "help", "--version"):
-        print(f"nerfkit {__version__}" if first == "--version" else USAGE)
+        print(f"nerfkit {__version__}" if first == "--version" else usage())
         sys.exit(0)
-    print(USAGE, file=sys.stderr)
+    print(usage(), file=sys.stderr)
     if first:
-        print(f"\nerror: there is no command {shown(first)!r}{did_you_mean(first, COMMANDS)}", file=sys.stderr)
+        print(f"\nerror: there is no command {shown(first)!r}{did_you_mean(first, OPTIONS)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -29,7 +29,8 @@ from nerfkit.errors import UserError
 from nerfkit.export import cameras, fields, images, mesh, points
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
-from nerfkit.export.writing import Output, OutputFolder, Work, formats_of
+from nerfkit.export.writing import Output, OutputFolder, Work
+from nerfkit.reading import chosen
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem
 from nerfkit.training.run.load import Run, load_run
@@ -100,7 +101,7 @@ def where(run: Run, options: GeometryOptions) -> str:
 
 def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
-    formats = formats_of(options.formats, mesh.FORMATS)
+    formats = chosen("--formats", options.formats, mesh.FORMATS)
     output, cut = opened(run, options, "mesh", formats, mesh.FORMATS)
     grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
@@ -167,7 +168,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
 
 def export_cameras(run: Run, options: CamerasOptions) -> None:
     """Write cameras."""
-    formats = ("auto",) if options.formats == "auto" else formats_of(options.formats, cameras.FORMATS)
+    formats = ("auto",) if options.formats == "auto" else chosen("--formats", options.formats, cameras.FORMATS)
     splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
     for split in splits:
         run.cameras(split)  # raises RunError if there is none
@@ -198,7 +199,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
 
 def export_depth(run: Run, options: DepthOptions) -> None:
     """Write images of views."""
-    formats = formats_of(options.formats, images.FORMATS)
+    formats = chosen("--formats", options.formats, images.FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
     stems = [file_stem(name, view) for view, name in enumerate(run.scene.names(options.split))]
     asked = {"split": options.split, "formats": formats, "frame": options.frame, "depth": options.depth}

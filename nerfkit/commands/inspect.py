@@ -72,23 +72,22 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
     candidates = [image.name for image in capture.images if image.found is not None]
     sampled = {candidates[k] for k in evenly(len(candidates), PICTURES)}
 
-    def look(image: PosedImage) -> tuple[OnDisk | None, str, np.ndarray | None]:
+    def look(image: PosedImage) -> OnDisk | None:
         return look_at(image, image.name in sampled, data, capture.white_ignores)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         done = pool.map(look, capture.images)
-        looks = list(tqdm(done, "images", len(capture.images), unit="image", leave=False))
-    found = [file for file, _, _ in looks]
-    there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
-    broken = {image.name: problem for image, (_, problem, _) in zip(capture.images, looks, strict=True) if problem}
-    pictures = [pixels for _, _, pixels in looks if pixels is not None]
+        found = list(tqdm(done, "images", len(capture.images), unit="image", leave=False))
+    files = [file for file in found if file is not None]
+    there = [image for image, file in zip(capture.images, found, strict=True) if file is not None and file.width]
+    has_alpha = [file.has_alpha for file in files if file.width]
+    pictures = [file.pixels for file in files if file.pixels is not None]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    has_alpha = [file.has_alpha for file in found if file is not None]
     frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
-    doubts, others = list(broken.values())[:3], [shown(name, 60) for name in list(broken)[3:]]
-    if others:
-        doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
+    doubts = [file.problem for file in files if file.problem]
+    if n_more := len(doubts[MAX_NAMES:]):
+        doubts[MAX_NAMES:] = [f"and {n_more} more images that cannot be read"]
     doubts = doubts or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
     notes = []
     if cutout:
@@ -101,17 +100,14 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
     capture = replace(capture, notes=notes_of(*capture.notes, *notes))
-    inspection = Inspection(capture, frame, found, splits, rule, [*broken])
+    inspection = Inspection(capture, frame, found, splits, rule)
     return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
 
 
-def look_at(
-    image: PosedImage, is_sampled: bool, data: DataConfig, white_ignores: bool
-) -> tuple[OnDisk | None, str, np.ndarray | None]:
-    """The image file, None where it is missing or cannot be read; the problem with it, '' if there is none;
-    and, if it `is_sampled`, some of its pixels."""
+def look_at(image: PosedImage, is_sampled: bool, data: DataConfig, white_ignores: bool) -> OnDisk | None:
+    """The image's file, none where it is missing; with some of its pixels if it `is_sampled`."""
     if image.found is None:
-        return None, "", None
+        return None
     cutout, ignored = data.masks == "cutout", None
     try:
         header, problem, pixels = look_into(image.found, partial(turned_for, image.lens), is_sampled)
@@ -119,22 +115,24 @@ def look_at(
             white = read_mask(image.mask, (header.width, header.height))  # [H, W]
             ignored = float(white.mean() if white_ignores else 1 - white.mean())
     except SceneError as error:
-        return None, str(error), None
+        return OnDisk(0, 0, problem=str(error))
     width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
     has_alpha = header.has_alpha or (cutout and image.mask is not None)
     pixels = None if pixels is None else sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
-    return OnDisk(width, height, has_alpha, ignored, header.turn != 1), problem, pixels
+    return OnDisk(width, height, has_alpha, ignored, header.turn != 1, problem, pixels)
 
 
 @dataclass(frozen=True)
 class OnDisk:
     """What is known of an image file that exists."""
 
-    width: int  # pixels
+    width: int  # pixels; 0 where it cannot be read
     height: int
     has_alpha: bool = False  # or is cut out by its mask
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
     is_turned: bool = False  # by its EXIF orientation
+    problem: str = ""  # why it cannot be read, or not whole
+    pixels: np.ndarray | None = None  # some of them
 
 
 @dataclass(frozen=True)
@@ -143,25 +141,21 @@ class Inspection:
 
     capture: Capture
     frame: Frame
-    found: Sequence[OnDisk | None]  # of each image of the capture, none without a file that can be read
+    found: Sequence[OnDisk | None]  # of each image of the capture, none without a file
     splits: dict[str, list[str]]  # names of images that exist
     rule: str  # by which they were chosen
-    broken: Sequence[str] = ()  # names of images that cannot be read, or not whole
-
-    @property
-    def pairs(self) -> list[tuple[PosedImage, OnDisk | None]]:
-        """Each image and its file."""
-        return list(zip(self.capture.images, self.found, strict=True))
 
     @property
     def there(self) -> list[tuple[PosedImage, OnDisk]]:
         """Images that have a readable file."""
-        return [(image, file) for image, file in self.pairs if file is not None]
+        return [
+            (image, file) for image, file in zip(self.capture.images, self.found, strict=True) if file and file.width
+        ]
 
     @property
     def missing(self) -> list[str]:
         """Names of the images that have no file."""
-        return [image.name for image, file in self.pairs if file is None and image.name not in self.broken]
+        return [image.name for image, file in zip(self.capture.images, self.found, strict=True) if file is None]
 
     @property
     def ignored(self) -> list[float]:
@@ -215,9 +209,10 @@ class Inspection:
         return problems
 
     def _images(self) -> list[str]:
-        files = [file for _, file in self.there]
-        n_missing = len(self.missing)
+        files, n_missing = [file for _, file in self.there], len(self.missing)
         lines = [f"{len(self.found)} listed, {len(self.found) - n_missing} exist, {n_missing} missing"]
+        if n_broken := len(self.found) - n_missing - len(files):
+            lines.append(f"of no readable header or mask: {n_broken}")
         if files:
             lines.append(f"sizes: {in_words([(file.width, file.height) for file in files])}")
         lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")

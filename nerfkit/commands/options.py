@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from dataclasses import dataclass, field, fields, replace
+from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,7 @@ import tyro
 from nerfkit import config as config_module
 from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.resolve import check_values
-from nerfkit.errors import ConfigError, UserError
+from nerfkit.errors import ConfigError
 from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
 from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import read_config
@@ -103,7 +104,7 @@ class InspectOptions:
 
 @dataclass
 class ExportOptions(RunOptions):
-    """What all exports share."""
+    """Write a run's mesh, points, cameras, depth or splats for other programs."""
 
     out: str = ""  # file or folder to write; in RUN/export if empty
     overwrite: bool = False  # replace an earlier export
@@ -172,11 +173,12 @@ class DoctorOptions:
     """Print what this installation can do, with a verdict; exit status 0 if training works, else 1."""
 
 
-OPTIONS: dict[str, type] = {  # of each command; for export see KINDS
+OPTIONS: dict[str, type] = {  # of each command; those of an export are of its kind
     "inspect": InspectOptions,
     "train": TrainOptions,
     "render": RenderOptions,
     "view": ViewOptions,
+    "export": ExportOptions,
     "eval": EvalOptions,
     "summary": SummaryOptions,
     "doctor": DoctorOptions,
@@ -188,9 +190,17 @@ KINDS: dict[str, type[ExportOptions]] = {
     "depth": DepthOptions,
     "splats": SplatsOptions,
 }
-EXPORT_USAGE = (
-    f"usage: nerfkit export RUN {'|'.join(KINDS)} [options]   (nerfkit export RUN mesh --help shows a kind's options)"
-)
+
+
+def usage() -> str:
+    """What there is to type."""
+    return "\n".join(
+        (
+            "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n",
+            *(f"  {name:<10} {cleandoc(kind.__doc__)}" for name, kind in OPTIONS.items()),
+            "\n  --version  print the version",
+        )
+    )
 
 
 def parse(command: str, arguments: list[str]) -> Any:
@@ -235,13 +245,9 @@ def export_options(arguments: list[str]) -> ExportOptions:
         rest = list(arguments)
         rest.remove(kind)
         return parsed(KINDS[kind], f"export RUN {kind}", rest)
-    asked = bool(arguments) and arguments[0] in ("-h", "--help")
-    if arguments and not asked:
-        raise UserError(
-            f"give what to export after the run folder: {', '.join(KINDS)}; got {' '.join(arguments[:2])!r:.80}"
-        )
-    print(EXPORT_USAGE)
-    sys.exit(0 if asked else 2)
+    kinds = "|".join(KINDS)
+    print(f"usage: nerfkit export RUN {kinds} [options]   (nerfkit export RUN mesh --help shows a kind's options)")
+    sys.exit(0 if arguments[:1] in (["-h"], ["--help"]) else 2)
 
 
 def train_options(arguments: list[str]) -> TrainOptions:

@@ -22,7 +22,7 @@ from nerfkit.export.images import in_files
 from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
 from nerfkit.parallel import ALONE, Processes
-from nerfkit.reading import did_you_mean
+from nerfkit.reading import chosen, did_you_mean
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem, npz_bytes, png_bytes, preview, probe_video, video_bytes
@@ -46,7 +46,7 @@ FILES = {
 
 
 def main(options: RenderOptions, processes: Processes = ALONE) -> int:
-    outputs = choose_outputs(options.outputs)
+    outputs = chosen("--outputs", options.outputs, FILES)
     run = load_run(options.run, processes.join(options.device), options.module, options.ops)
     run.model.resolved(run.device)
     cameras = choose_cameras(options, run)
@@ -82,15 +82,6 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
             folder.write(f"{name}.mp4", video_bytes([folder.path / file for file in files], options.fps))
             print(f"video: {folder.path / name}.mp4")
     return 0
-
-
-def choose_outputs(names: str) -> tuple[str, ...]:
-    """Outputs from their names, with commas between."""
-    outputs = tuple(name.strip() for name in names.split(",") if name.strip())
-    unknown = [name for name in outputs if name not in FILES]
-    if unknown or not outputs:
-        raise UserError(f"--outputs {names!r}: unknown {unknown or 'nothing'}; choose of {','.join(FILES)}")
-    return outputs
 
 
 def choose_cameras(options: RenderOptions, run: Run) -> Cameras:

@@ -265,9 +265,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
     ]
     if processes.size > 1:
         rows.append(("parallel", f"{processes.text}; a step counts as {processes.size} of trainer.steps"))
-    rows.append(
-        ("options", f"size {config.size}; {len(config.decisions)} were auto: -v prints who decided each")
-    )
+    rows.append(("options", f"size {config.size}; {len(config.decisions)} were auto: -v prints who decided each"))
     if options.verbose:
         decisions = config.decisions.items()
         rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]

@@ -71,14 +71,9 @@ def read_decisions(file: Path) -> dict[str, Decision]:
     """Who decided the options of a run that were auto, and why; raises ConfigError."""
     content = read_regular(file, MAX_DECISIONS, "the run's decisions", ConfigError)
     try:
-        found = msgspec.json.decode(content, type=dict[str, dict[str, Any]])
-        decisions = {name: Decision(**values) for name, values in found.items()}
-    except (msgspec.DecodeError, UnicodeError, TypeError) as error:
+        return msgspec.json.decode(content, type=dict[str, Decision])
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise ConfigError(f"{shown(file)} is not what nerfkit writes ({shown(str(error))}); edited?") from None
-    for name, decision in decisions.items():
-        if isinstance(decision.value, list):  # a box
-            decisions[name] = decision._replace(value=tuple(decision.value))
-    return decisions
 
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 from nerfkit.config.recipe import BASE, CUBE, FIELD, Facts, Found, Recipe
 from nerfkit.errors import ConfigError
@@ -20,10 +20,11 @@ MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
 MAX_TEXT = 4096  # characters of an option; the longest path
 
 
-class Decision(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Decision:
     """The value of an option that was left as auto."""
 
-    value: Any
+    value: bool | int | float | str | tuple[float, ...]
     by: str  # scene, device, size or model
     why: str
 

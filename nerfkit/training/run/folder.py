@@ -188,7 +188,7 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
     config_module.check(config)
     decisions = {name: old for name, old in before.items() if attrgetter(name)(config) == old.value}
     decisions |= getattr(config, "decisions", {})
-    written = {name: decision._asdict() for name, decision in decisions.items()}
+    written = {name: asdict(decision) for name, decision in decisions.items()}
     return {
         CONFIG: config_module.dumps(config),
         DECISIONS: json.dumps(written, indent=1),
