@@ -42,7 +42,6 @@ def main(options: ExportOptions) -> int:
     if isinstance(options, MeshOptions) and options.source == "depth" and options.level != LEVEL:
         raise UserError(f"--level {options.level:g} is of --from density; leave it out with --from depth")
     run = load_run(options.run, options.device, options.module, options.ops)
-    run.model.resolved(run.device)
     began = time.perf_counter()
     EXPORTS[type(options)](run, options)
     print(f"{time.perf_counter() - began:.1f} s")

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -78,16 +77,17 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         done = pool.map(look, capture.images)
         found = list(tqdm(done, "images", len(capture.images), unit="image", leave=False))
-    files = [file for file in found if file is not None]
-    there = [image for image, file in zip(capture.images, found, strict=True) if file is not None and file.width]
-    has_alpha = [file.has_alpha for file in files if file.width]
-    pictures = [file.pixels for file in files if file.pixels is not None]
+    pairs = [(image, file) for image, file in zip(capture.images, found, strict=True) if file is not None]
+    there = [image for image, file in pairs if file.width]
+    has_alpha = [file.has_alpha for _, file in pairs if file.width]
+    pictures = [file.pixels for _, file in pairs if file.pixels is not None]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
-    doubts = [file.problem for file in files if file.problem]
-    if n_more := len(doubts[MAX_NAMES:]):
-        doubts[MAX_NAMES:] = [f"and {n_more} more images that cannot be read"]
+    broken = [(image, file.problem) for image, file in pairs if file.problem]
+    doubts = [problem for _, problem in broken[:MAX_NAMES]]
+    if others := [shown(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
+        doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
     doubts = doubts or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
     notes = []
     if cutout:
@@ -258,7 +258,7 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
     figure = Figure(figsize=(15, 6), layout="constrained")  # not pyplot's
     images = [capture.images[k] for k in evenly(len(capture.images), MAX_CAMERAS)]
     poses = frame.to_model(np.array([image.camera_to_world for image in images]))
-    lines = _frusta(images, poses)  # [C, 8, 2, 3]
+    ahead = -0.12 * max(float(np.ptp(poses[:, :, 3], axis=0).max()), 1.0) * poses[:, :, 2]  # [C, 3] model units
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(image.name, "in no split") for image in images])
     points = np.zeros((0, 3)) if capture.points is None else capture.points.positions
@@ -269,9 +269,9 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
         if len(points):
             axes.plot(*points[:, axis].T, ".", color="0.6", markersize=1.5, label=f"points ({len(points)})", zorder=1)
         for label in sorted(set(labels), key=lambda label: (label != "train", label)):  # the fewer above the many
-            segments = lines[labels == label][..., axis].reshape(-1, 2, 2)
-            color = COLORS.get(label, OTHER_COLOR)
-            axes.add_collection(LineCollection(segments, colors=color, linewidths=0.7, label=_plain(label), zorder=2))
+            arrows = *poses[labels == label][:, axis, 3].T, *ahead[labels == label][:, axis].T
+            drawn = axes.quiver(*arrows, angles="xy", scale_units="xy", scale=1, width=0.003, zorder=2)
+            drawn.set(color=COLORS.get(label, OTHER_COLOR), label=_plain(label))
         (left, bottom), (right, top) = frame.box[:, axis]
         around = [left, right, right, left, left], [bottom, bottom, top, top, bottom]
         axes.plot(*around, "k--", linewidth=1, label="box", zorder=3)
@@ -310,19 +310,6 @@ def _lenses(lenses: list[Lens]) -> list[str]:
         focals = [lens.params[0] for lens in rest if lens.model == model]
         lines.append(f"and {count} more of {model}, focal {min(focals):.6g} to {max(focals):.6g}")
     return lines
-
-
-def _frusta(images: Sequence[PosedImage], poses: np.ndarray) -> np.ndarray:
-    """Line segments [C, 8, 2, 3] of cameras with `poses` [C, 3, 4]: four edges from the eye, four around the image."""
-    eyes = poses[:, None, :, 3]  # [C, 1, 3]
-    depth = 0.06 * max(float(np.ptp(eyes, axis=0).max()), 1.0)  # model units
-    half = np.array([half_tangents(image.lens) for image in images])[:, None]  # [C, 1, 2]
-    signs = np.array([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
-    corners = np.concatenate([half * signs, -np.ones((len(images), 4, 1))], axis=-1)  # [C, 4, 3] at depth 1
-    corners /= np.maximum(np.linalg.norm(half, axis=-1, keepdims=True), 1)  # of wide angles, too, a small figure
-    corners = eyes + depth * np.einsum("cij,ckj->cki", poses[:, :, :3], corners)
-    edges = np.stack([np.broadcast_to(eyes, corners.shape), corners], axis=2)
-    return np.concatenate([edges, np.stack([corners, np.roll(corners, -1, axis=1)], axis=2)], axis=1)
 
 
 def _limits(positions: np.ndarray, box: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

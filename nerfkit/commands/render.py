@@ -48,7 +48,6 @@ FILES = {
 def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     outputs = chosen("--outputs", options.outputs, FILES)
     run = load_run(options.run, processes.join(options.device), options.module, options.ops)
-    run.model.resolved(run.device)
     cameras = choose_cameras(options, run)
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)

@@ -16,7 +16,6 @@ from nerfkit.viewer.page import Page, import_viser
 def main(options: ViewOptions) -> int:
     import_viser()  # fails, if it does, before anything is loaded
     run = load_run(options.run, options.device, options.module, options.ops)
-    run.model.resolved(run.device)
     if options.data:
         run.config.data.path, run.config.data.sfm = options.data, ""
     leave_a_core(run.device)

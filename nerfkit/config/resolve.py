@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from nerfkit.config.recipe import BASE, CUBE, FIELD, Facts, Found, Recipe
 from nerfkit.errors import ConfigError
-from nerfkit.limits import BACKENDS, CHOICES, MAX_INTERVALS, OPS, ladder_distances
+from nerfkit.limits import MAX_INTERVALS, ladder_distances
 from nerfkit.option_types import AUTO, LARGEST, Range
 from nerfkit.reading import did_you_mean, shown
 
@@ -134,7 +134,6 @@ def check(config: Any) -> None:
     _check_box(config.data.box)
     _check_model(config.model)
     _check_sampling(config)
-    _check_ops(config.ops)
 
 
 def check_values(options: Any, prefix: str) -> None:
@@ -215,13 +214,3 @@ def _check_sampling(config: Any) -> None:
             f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
             "intervals; raise it, or make the box smaller"
         )
-
-
-def _check_ops(ops: Any) -> None:
-    for op, backend in ops.overrides.items():
-        if op not in OPS:
-            raise ConfigError(f"ops.overrides: no op '{shown(op)}', only {', '.join(OPS)}{did_you_mean(op, OPS)}")
-        if backend not in CHOICES:
-            raise ConfigError(
-                f"ops.overrides: unknown backend '{shown(backend)}' for {op}; choose auto, {', '.join(BACKENDS)}"
-            )
