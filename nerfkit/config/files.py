@@ -59,16 +59,18 @@ def changes_of(path: str | Path) -> dict[str, Any]:
     in the frame of that run."""
     file = preset_path(str(path))
     values = read_toml(file)
-    if file.with_name(DECISIONS).exists():
-        for option, decision in read_decisions(file.with_name(DECISIONS)).items():
-            group, _, name = option.rpartition(".")
-            if decision.by == "scene" and isinstance(values.get(group), dict):
-                values[group].pop(name, None)
+    for option, decision in read_decisions(file.parent).items():
+        group, _, name = option.rpartition(".")
+        if decision.by == "scene" and isinstance(values.get(group), dict):
+            values[group].pop(name, None)
     return values
 
 
-def read_decisions(file: Path) -> dict[str, Decision]:
-    """Who decided the options of a run that were auto, and why; raises ConfigError."""
+def read_decisions(folder: Path) -> dict[str, Decision]:
+    """Who decided the options of a run that were auto, and why; none where the file is not there."""
+    file = folder / DECISIONS
+    if not os.path.exists(file):
+        return {}
     content = read_regular(file, MAX_DECISIONS, "the run's decisions", ConfigError)
     try:
         return msgspec.json.decode(content, type=dict[str, Decision])

@@ -34,8 +34,7 @@ class Facts:
 
     @property
     def is_place(self) -> bool:
-        """Whether what was photographed surrounds the object, or there is none."""
-        return self.frame is not None and self.frame.kind != "object"
+        return self.scene is not None and self.scene.is_place
 
     @property
     def radius(self) -> float:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from nerfkit import config as config_module
-from nerfkit.config import Config, Decision
-from nerfkit.config.files import DECISIONS, read_decisions, read_toml
+from nerfkit.config import Config
+from nerfkit.config.files import read_toml
 from nerfkit.errors import RunError
 from nerfkit.reading import read_regular, shown, why_missing
 
@@ -71,11 +71,6 @@ def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     check_is_run(folder)
     return config_module.from_dict(read_toml(folder / CONFIG), shown(folder / CONFIG))
-
-
-def decisions_of(folder: Path) -> dict[str, Decision]:
-    """Who decided the options of a run that were auto, and why; none where the file is not there."""
-    return read_decisions(folder / DECISIONS) if exists(folder / DECISIONS) else {}
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 
 from nerfkit import config as config_module
 from nerfkit.config import Config, Decision
+from nerfkit.config.files import DECISIONS, read_decisions
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
@@ -37,13 +38,11 @@ from nerfkit.files import MARKER, OwnFolder
 from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import (
     CONFIG,
-    DECISIONS,
     LOG,
     PATHS,
     RUN_FORMAT,
     SCENE,
     check_is_run,
-    decisions_of,
     has_checkpoint,
     read_config,
     read_lines,
@@ -148,7 +147,7 @@ class RunFolder(OwnFolder):
 
     def save_description(self, config: Config, scene: RunScene) -> None:
         """Write the configuration, with the scene's absolute path, and the scene's cameras."""
-        for name, text in _description(config, scene, decisions_of(self.path)).items():
+        for name, text in _description(config, scene, read_decisions(self.path)).items():
             self.write(name, text)
 
     def check_resumable(self, config: Config, scene: RunScene | None = None) -> None:
