@@ -41,7 +41,7 @@ def test_every_door_has_the_same_statuses(tmp_path):
         assert_names(call_process(*door, tmp_path, status=1), tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [("trian",), ("doctor", "x"), ("export", "run")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("trian",), ("doctor", "x")], ids=" ".join)
 def test_what_is_no_command_ends_with_status_2(arguments):
     printed = call_process("-m", "nerfkit", *arguments, status=2)
     assert "--help" in printed, "what to type next"

@@ -17,7 +17,7 @@ import tyro
 from nerfkit import config as config_module
 from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.resolve import check_values
-from nerfkit.errors import ConfigError
+from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
 from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import read_config
@@ -245,9 +245,12 @@ def export_options(arguments: list[str]) -> ExportOptions:
         rest = list(arguments)
         rest.remove(kind)
         return parsed(KINDS[kind], f"export RUN {kind}", rest)
+    asked = arguments[:1] in (["-h"], ["--help"])
+    if arguments and not asked:
+        raise UserError(f"give what to export after the run folder: {', '.join(KINDS)}; got {arguments[:2]!r:.80}")
     kinds = "|".join(KINDS)
     print(f"usage: nerfkit export RUN {kinds} [options]   (nerfkit export RUN mesh --help shows a kind's options)")
-    sys.exit(0 if arguments[:1] in (["-h"], ["--help"]) else 2)
+    sys.exit(0 if asked else 2)
 
 
 def train_options(arguments: list[str]) -> TrainOptions:
