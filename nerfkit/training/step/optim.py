@@ -17,7 +17,7 @@ from nerfkit.ops import lazy_adam
 DTYPES = (torch.float32, torch.float64)
 DECAY_EVERY = 16  # steps; a table is read and written as a whole, which would take a good part of each step's time
 
-TABLE_DECAY = 0.1  # of the learning rate, at FAST_RATE; at others it gains nothing
+TABLE_DECAY = 0.1  # of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md
 WARMUP = 100  # steps in which the learning rate rises; of a short training a tenth
 
 
