@@ -84,6 +84,17 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"; did you mean {shown(f'{prefix}{near[0]}')}?" if near else ""
 
 
+def chosen(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Which of the `known` names an option's text has, with commas between."""
+    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UserError(
+            f"{option} {text!r}: unknown {', '.join(map(repr, unknown)) or 'nothing'}; choose of {','.join(known)}"
+        )
+    return names
+
+
 def why_missing(path: Path) -> str:
     """That a path does not exist, and which name beside it might be meant."""
     try:

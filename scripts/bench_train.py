@@ -56,7 +56,7 @@ class BenchOptions(config.Config):
     steps: int = 0  # of training, instead
     at: tuple[float, ...] = (5, 10, 20, 30, 45)  # also score at these times [s]
     seeds: tuple[int, ...] = (0,)
-    variants: tuple[str, ...] = ("",)  # each: options with commas between, as in "model.encoder=false,model.state=16"
+    variants: tuple[str, ...] = ("",)  # each: options with commas between, as in "model.encoder=false,model.hidden=16"
     views: int = 0  # score on that many views; 0: all
     reach: tuple[float, ...] = ()  # PSNR [dB] of which the seconds are told, between two scores
     frames: int = 50  # rendered to measure frames per second
@@ -212,7 +212,7 @@ def train_until(trainer: Trainer, mark: float, title: str) -> tuple[int, int]:
     samples = rays = 0
     began = time.perf_counter()
     while trainer.progress < 1 and trainer.seconds < mark:
-        for _ in range(trainer.config.trainer.log_every if trainer.training_step.static_shapes else 1):
+        for _ in range(trainer.log_every if trainer.training_step.static_shapes else 1):
             trainer.train_step()
             if trainer.progress >= 1:
                 break
@@ -292,7 +292,6 @@ def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
     return {
         "processes": processes.size,
         "text": processes.text,
-        "precision": trainer.config.parallel.precision,
         "bytes_added": shared.bytes_added,
         "ms": ms,
         "share_of_addition": round(1 - ms["alone"] / ms["added"], 4),

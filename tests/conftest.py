@@ -120,11 +120,9 @@ def small_config(toy_scene) -> Config:
     config.data.path = str(toy_scene)
     config.data.box = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
-    config.model.hidden = config.model.state = 16
+    config.model.hidden = 16
     config.sampling.step, config.sampling.occupancy_resolution, config.sampling.occupancy_threshold = 0.04, 24, 0.01
-    config.trainer.steps, config.trainer.samples, config.trainer.max_rays = 60, 4096, 1024
-    config.trainer.learning_rate, config.trainer.warmup = 0.03, 10
-    config.trainer.schedule = "exponential"  # the rate is low soon: a field of tens of steps is little noise
-    config.trainer.log_every, config.trainer.save_every, config.trainer.distortion = 10, 0, 0.0
+    config.trainer.steps, config.trainer.samples, config.trainer.learning_rate = 60, 4096, 0.03
+    config.trainer.save_every, config.trainer.distortion = 0, 0.0
     config.device = "cpu"
     return config.resolved()

@@ -51,9 +51,9 @@ def run_of_capture(tmp_path_factory) -> Path:
     changes = {  # alone: what a file says is given, a box, too
         "device": "cpu",
         "data": {"path": str(folder / "scene")},
-        "model": {"levels": 2, "log2_table": 10, "max_resolution": 24, "hidden": 16, "state": 16},
+        "model": {"levels": 2, "log2_table": 10, "max_resolution": 24, "hidden": 16},
         "sampling": {"step": 0.08, "occupancy_resolution": 8},
-        "trainer": {"steps": 4, "samples": 1024, "log_every": 2},
+        "trainer": {"steps": 4, "samples": 1024},
     }
     (folder / "options.toml").write_text(tomli_w.dumps(changes))
     call(train, "--config", folder / "options.toml", "--out", folder / "run")

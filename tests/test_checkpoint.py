@@ -12,12 +12,13 @@ import torch
 from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.commands import eval, export, render, summary, train, view
+from nerfkit.config.files import DECISIONS
 from nerfkit.data.load import load_scene
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import CONFIG, DECISIONS, SCENE, read_config
+from nerfkit.training.run.files import CONFIG, SCENE, read_config
 from nerfkit.training.run.folder import RunFolder, describe, read_scene
 from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_naming, warns_naming

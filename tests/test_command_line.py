@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is typed: help that answers at once, the folder of the scene, completion by the Tab key; signals that stop."""
+"""What is typed: help that answers at once, the folder of the scene, signals that stop."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +11,8 @@ import pytest
 
 from nerfkit import __version__
 from nerfkit import config as config_module
-from nerfkit.commands import COMMANDS, SHELLS, StopSignals
-from nerfkit.commands.completion import script
-from nerfkit.commands.options import parse, train_options
+from nerfkit.commands import StopSignals
+from nerfkit.commands.options import OPTIONS, parse, train_options
 from nerfkit.errors import ConfigError
 from tests.naming import assert_names, raises_naming
 from tests.processes import ROOT, call_process
@@ -43,7 +41,7 @@ def test_every_door_has_the_same_statuses(tmp_path):
         assert_names(call_process(*door, tmp_path, status=1), tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [("trian",), ("--completion", "fish"), ("doctor", "x")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("trian",), ("doctor", "x")], ids=" ".join)
 def test_what_is_no_command_ends_with_status_2(arguments):
     printed = call_process("-m", "nerfkit", *arguments, status=2)
     assert "--help" in printed, "what to type next"
@@ -58,8 +56,10 @@ def test_the_folder_of_the_scene_comes_first(tmp_path):
     assert train_options(file).data.path == "scenes/lego"
     assert Path(parse("train", [scene, "--device", "cpu", "--trainer.steps", "3"]).data.path) == tmp_path
     for other in (["--data.path", "elsewhere"], ["--data.path=elsewhere"]):
-        with raises_naming(ConfigError, scene, "elsewhere", "--data.path"):
-            train_options([scene, *file, *other])
+        for command, files in (("train", file), ("inspect", [])):
+            with raises_naming(ConfigError, scene, "elsewhere", "--data.path"):
+                parse(command, [scene, *files, *other])
+    assert parse("inspect", [scene]).data.path == parse("inspect", ["--data.path", scene]).data.path == scene
 
 
 @pytest.fixture
@@ -71,56 +71,17 @@ def run(tmp_path) -> Path:
     return tmp_path
 
 
-def test_help_version_completion_and_summary_do_not_wait_for_torch(run):
-    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in COMMANDS]
-    found = in_turn(["--help"], ["--version"], ["--completion", "bash"], ["summary", str(run)], *helped)
+def test_help_version_and_summary_do_not_wait_for_torch(run):
+    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in OPTIONS]
+    found = in_turn(["--help"], ["--version"], ["summary", str(run)], *helped)
     for arguments, printed, imported in found:
         assert printed and not imported, arguments
-    assert found[1][1] == f"nerfkit {__version__}\n" and all("usage" in printed for _, printed, _ in found[4:])
+    assert found[1][1] == f"nerfkit {__version__}\n" and all("usage" in printed for _, printed, _ in found[3:])
 
 
 def test_a_run_goes_on_without_a_scene(run):
     assert train_options(["--resume", str(run)]).data.path == "scenes/mine"
     assert train_options(["scenes/moved", "--resume", str(run)]).data.path == "scenes/moved"
-
-
-@pytest.fixture(scope="module")
-def completed():
-    """What the Tab key offers after words, the last of which may be begun or empty."""
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("there is no bash")
-
-    def offered(line: str) -> set[str]:
-        words = line.split(" ")
-        ask = f'COMP_WORDS=(nerfkit "$@"); COMP_CWORD={len(words)}; _nerfkit; printf "%s\\n" "${{COMPREPLY[@]}}"'
-        done = subprocess.run([bash, "-c", script("bash") + ask, "bash", *words], capture_output=True, text=True)
-        assert done.returncode == 0 and not done.stderr, done.stderr
-        return set(done.stdout.split())
-
-    return offered
-
-
-def test_completion_knows_commands_options_and_choices(completed):
-    assert completed("") >= set(COMMANDS) and completed("tr") == {"train"}
-    assert completed("--completion ") == set(SHELLS)
-    assert completed("train scene --data.ma") == {"--data.masks", "--data.max_views"}
-    assert completed("train --data.masks c") == {"cutout"}
-    assert completed("render run --crop ") == {"run", "none"}
-    assert completed("export run ") == {"mesh", "points", "cameras", "depth", "splats"}
-    assert completed("export run mesh --fr") == completed("export mesh run --fr") == {"--frame", "--from"}
-    assert completed("export run mesh --from ") == {"depth", "density"}
-    assert completed("export run cameras --from ") == set()
-    for line in ("train ", "inspect ", "export ", "render run --out ", "train scene --config "):
-        assert completed(line) == set(), "folders and files are left to the shell"
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
-def test_zsh_takes_the_script():
-    ask = "COMP_WORDS=(nerfkit render run --crop x); COMP_CWORD=4; emulate ksh -c _nerfkit; print -r -- $COMPREPLY"
-    code = f"autoload -U compinit; compinit -u -D; {script('zsh')}{ask}"
-    done = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["run", "none"] and not done.stderr
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

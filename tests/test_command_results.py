@@ -53,7 +53,7 @@ def run(trained, tmp_path) -> Path:
 def test_a_trained_run_is_complete(trained):
     state, config = checkpoint.load(trained)[1], read_config(trained)
     assert state["step"] == STEPS and state["seconds"] > 0
-    assert [line["step"] for line in read_log(trained)] == [20, 40, 60]
+    assert [line["step"] for line in read_log(trained)] == list(range(3, 61, 3))
     metrics = json.loads((trained / "metrics.json").read_text())
     assert metrics["steps"] == STEPS and metrics["n_views"] == 2 and 10 < metrics["psnr"] < 40
     assert metrics["train_seconds"] == pytest.approx(state["seconds"], abs=0.01)

@@ -24,8 +24,9 @@ FRAME = Frame(ROTATION, np.array([1.0, 2, 3]), 0.5, "inward", 0.1, 9.0, np.array
 @pytest.fixture
 def scene(small_config, toy_scene):
     """A random field and the cameras of the toy scene; every sample counts."""
-    small_config.sampling.min_transmittance = 0.0
-    return Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
+    field = Renderer(small_config)
+    field.sampler.min_transmittance = 0.0
+    return field, load_scene(str(toy_scene)).split("test").cameras
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):

@@ -154,7 +154,7 @@ def test_the_torch_generators_are_left_alone(small_config):
 def test_options_that_contradict_the_scene_are_refused(tmp_path: Path):
     """They say how it is read: one that was read otherwise is another one."""
     scene = nerfkit.load_scene(str(write_capture(tmp_path / "scene", ring(20))))
-    for name, value in {"downscale": 2.0, "max_views": 4, "masks": "cutout", "box": (-1.5, -1, -1, 1, 1, 1)}.items():
+    for name, value in {"downscale": 2.0, "masks": "cutout", "box": (-1.5, -1, -1, 1, 1, 1)}.items():
         config = nerfkit.Config()
         setattr(config.data, name, value)
         with pytest.raises(nerfkit.UserError, match=f"data.{name}"):

@@ -274,7 +274,7 @@ def test_an_empty_scene_and_more_than_fits_into_memory_are_refused(run, tmp_path
 
 
 def test_what_cannot_be_exported_is_named(run):
-    for option, value in (("--resolution", 1), ("--level", 1.5), ("--min_part", -1), ("--formats", "obj")):
+    for option, value in (("--resolution", 1), ("--level", 1.5), ("--min_part", -0.5), ("--formats", "obj")):
         with raises_naming(UserError, option, value):
             call(run, "mesh", "--from", "density", option, value)
     with raises_naming(UserError, "scene.obj", ".obj", "ply", "glb"):

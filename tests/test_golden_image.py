@@ -15,7 +15,7 @@ from nerfkit import ops
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.model.renderer import Renderer
-from nerfkit.model.stages import Decoder
+from nerfkit.model.stages import Decoder, RayAggregator
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import look_at
 
@@ -27,17 +27,22 @@ BACKGROUND = torch.tensor([0.9, 0.5, 0.2])
 TOLERANCE = {"normal": 2e-3}  # a direction, where the gradient may be small; all else 1e-4
 
 
+class SmallState(Renderer):
+    def build_aggregator(self, config, channels):
+        return RayAggregator(channels, n_state=8)
+
+
 def field() -> Renderer:
     """A small field, all of whose weights come from one generator; its middle is denser than its corners."""
     config = Config(device="cpu")
     config.data.box = (-0.8, -0.7, -0.6, 0.8, 0.7, 0.6)
     config.model.levels, config.model.features, config.model.log2_table = 3, 2, 9
     config.model.base_resolution, config.model.max_resolution = 4, 12
-    config.model.hidden, config.model.state = 16, 8
+    config.model.hidden = 16
     config.sampling.step, config.sampling.near, config.sampling.occupancy_resolution = 0.07, 1.9, 8
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "n_embedding", 8)
-        model = Renderer(config)
+        model = SmallState(config)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from nerfkit import config
-from nerfkit.commands import COMMANDS
 from nerfkit.commands import options as cli
 from scripts import bench_ops, bench_train, bench_viewer, counters, measure, sweep
 
@@ -111,7 +110,7 @@ def check_command(line: str, where: str) -> None:
     words, script = shlex.split(line, comments=True), named and named[1]
     if named and script is None and (command := re.match(r"[a-z-]+(?=\s|$)", named[2])):
         script = command[0]
-    assert script is None or script in COMMANDS or Path(f"scripts/{script}.py").exists(), where
+    assert script is None or script in cli.OPTIONS or Path(f"scripts/{script}.py").exists(), where
     known = OPTIONS.get(script, set().union(*OPTIONS.values()))
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.startswith("--"):

@@ -49,11 +49,12 @@ def bits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 def trained_by_one(config, n: int, model) -> tuple[Trainer, list[int]]:
     """As n processes would, each batch after the other; the definition of what they do."""
     trainer = make_trainer(config, model)
+    trainer.together.steps_at_once = n
     step = trainer.training_step
     n_rays = [int(step.n_rays)] * n
     for number in range(STEPS):
         trainer.optimizer.param_groups[0]["lr"].fill_(trainer.learning_rate())
-        trainer.views.background.draw_at_random(number < config.trainer.background_warmup)
+        trainer.views.background.draw_at_random(True)
         seed_step(config.seed, number, "update", trainer.generator)
         trainer.model.update(number)
         total, weights = 0.0, 0.0
@@ -74,7 +75,6 @@ def trained_by_one(config, n: int, model) -> tuple[Trainer, list[int]]:
 @pytest.fixture
 def config(small_config, monkeypatch):
     monkeypatch.setattr(OccupancyGrid, "update_every", 2)
-    small_config.parallel.steps_scale = 1.0  # the same learning rates
     return small_config
 
 
@@ -92,11 +92,9 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path):
     assert first[2]["loss"] == other[2]["loss"]
 
 
-@pytest.mark.parametrize("precision", ["float16", "float32"])
-def test_gradients_are_divided_by_the_weights_of_all(small_config, tmp_path, monkeypatch, precision: str):
+def test_gradients_are_divided_by_the_weights_of_all(small_config, tmp_path, monkeypatch):
     """A batch of no weight does not count, and a parameter without a gradient counts as one of zero."""
     monkeypatch.setattr(distributed, "LARGE", 3)
-    small_config.parallel.precision = precision
 
     def add(processes):
         model = torch.nn.ParameterList([torch.ones(3), torch.ones(2)])
@@ -112,7 +110,7 @@ def test_gradients_are_divided_by_the_weights_of_all(small_config, tmp_path, mon
 
     one, other = in_processes(2, tmp_path, add)
     assert one == other == ([[[3.0] * 3, [0.25] * 2, [8, 18], 9.5], [[2.0] * 3, [0.0] * 2, [8, 18], 6.0]], one[1])
-    assert one[1] == (2 if precision == "float16" else 4) * 3 + 4 * 5
+    assert one[1] == 4 * 3 + 4 * 5
 
 
 def test_models_that_differ_are_an_error(config, tmp_path):
@@ -139,8 +137,7 @@ def test_models_that_differ_are_an_error(config, tmp_path):
 
 
 def test_going_on_with_any_number_of_processes(config, tmp_path):
-    config.parallel.steps_scale, config.trainer.deterministic = 0.0, True
-    config.trainer.steps, run = 24, tmp_path / "run"
+    config.trainer.deterministic, config.trainer.steps, run = True, 24, tmp_path / "run"
 
     def whole(processes):
         trainer = trained(config, 4, processes=processes)
@@ -230,7 +227,7 @@ def test_a_loss_that_is_not_finite_in_one_stops_all(config, tmp_path):
 
 @pytest.fixture
 def options(config, tmp_path):
-    config.parallel.steps_scale, config.trainer.steps, config.data.downscale = 0.0, 8, 2.0
+    config.trainer.steps, config.data.downscale = 8, 2.0
     config.model.aggregator = config.model.encoder = False
     config_module.dump(config, tmp_path / "options.toml")
     return tmp_path / "options.toml"

@@ -39,12 +39,9 @@ def result_of(trainer: Trainer, steps: int, recorded: bool = True) -> dict[str, 
 
 
 def graphs(config, processes: Processes, folder: Path) -> dict:
-    """The gradients added inside a graph and without one; and in float16."""
-    found = {}
-    for name, precision in (("graph", "float32"), ("eager", "float32"), ("half", "float16")):
-        config.parallel.precision = precision
-        found[name] = result_of(make_trainer(config, processes=processes), STEPS, recorded=name != "eager")
-    return found
+    """The gradients added inside a graph and without one."""
+    made = {name: make_trainer(config, processes=processes) for name in ("graph", "eager")}
+    return {name: result_of(trainer, STEPS, recorded=name == "graph") for name, trainer in made.items()}
 
 
 def resumed(config, processes: Processes, folder: Path) -> dict:
@@ -85,8 +82,7 @@ def main(case: str, folder: Path, processes: Processes) -> None:
 def config(small_config, tmp_path):
     small_config.device, small_config.trainer.deterministic = "cuda", True
     small_config.model.levels, small_config.model.log2_table = 8, 16  # a table whose gradient is added by itself
-    small_config.parallel.steps_scale, small_config.trainer.steps = 1.0, 1000
-    small_config.trainer.warmup = 10
+    small_config.trainer.steps = 2000
     return small_config
 
 
@@ -103,8 +99,6 @@ def differing(a: dict, b: dict) -> list[str]:
 def test_graphs_with_the_addition(config, tmp_path):
     states = run_case("graphs", config, tmp_path)
     assert differing(states["graph"], states["eager"]) == []
-    assert "grid.table" in differing(states["half"], states["graph"])
-    torch.testing.assert_close(states["half"]["loss"], states["graph"]["loss"], rtol=0.2, atol=0)  # of 40 steps
 
 
 def test_going_on_gives_the_same_bits(config, tmp_path):
@@ -122,7 +116,7 @@ def test_a_process_that_dies_ends_the_other(config, tmp_path):
 def test_commands(config, tmp_path):
     """Trained, scored and rendered by two; gone on with by one."""
     run = tmp_path / "run"
-    config.trainer.steps, config.parallel.steps_scale = 200, 0.0
+    config.trainer.steps = 200
     config_module.dump(config, tmp_path / "options.toml")
     printed = torchrun("scripts/train.py", "--config", tmp_path / "options.toml", "--out", run)
     assert "2 processes, gradients over NCCL" in printed and printed.count("trained 100 steps") == 1

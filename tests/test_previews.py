@@ -47,7 +47,7 @@ def steps_in(folder) -> list[int]:
 def test_the_training_has_the_same_bits(small_config, tmp_path):
     """Model, optimiser, modes of modules and every random stream, with pictures and without."""
     small_config.trainer.steps, small_config.trainer.preview_every = 30, 7
-    small_config.data.background, small_config.trainer.background_warmup = "random", 100
+    small_config.data.background = "random"
     found = []
     for on in (False, True):
         trainer, pictures = with_previews(small_config, tmp_path / str(on))

@@ -149,7 +149,7 @@ def test_a_model_without_samples_trains(constant_config, tmp_path):
     trainer = make_trainer(constant_config)
     before = trainer.training_step.n_rays.item()
     trainer.train(tmp_path / "run")
-    assert trainer.step == 60 and trainer.training_step.n_rays == before == constant_config.trainer.max_rays
+    assert trainer.step == 60 and trainer.training_step.n_rays == before == constant_config.trainer.samples
     run = nerfkit.load_run(tmp_path / "run", "cpu")
     image = run.render(run.cameras("train"), 3)["rgb"]
     assert torch.equal(image[0, 0], trainer.model.color.detach()) and image.shape == (22, 26, 3)
@@ -196,9 +196,9 @@ def test_a_trainer_leaves_the_process_alone(small_config, tmp_path, monkeypatch)
 
 def test_gradients_reach_origins_and_directions(small_config):
     """Those of samples that stay where they are along their rays, at o + t d."""
-    small_config.sampling.min_transmittance = 0.0
     torch.manual_seed(2)
     model = nerfkit.Renderer(small_config).double()
+    model.sampler.min_transmittance = 0.0
     with torch.no_grad():
         model.grid.table.uniform_(-1, 1)
     rays = make_trainer(small_config).views.draw(64).rays

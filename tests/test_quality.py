@@ -77,8 +77,7 @@ def object_score(variant: str, seed: int) -> float:
     config.model.log2_table, config.model.base_resolution, config.model.max_resolution = 14, 16, 96
     config.model.hidden = 16
     config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
-    config.trainer.samples, config.trainer.max_rays = 4096, 4096
-    config.trainer.warmup, config.trainer.background_warmup = 20, 50
+    config.trainer.samples = 4096
     train, test = (scene("orrery", 8).split(split) for split in ("train", "test"))
     trainer = Trainer(config, train.cameras, train.load())
     trainer.train()
@@ -130,8 +129,7 @@ def test_the_room_is_learned(short_warmup):
     config.model.log2_table, config.model.hidden = 16, 16
     config.sampling.occupancy_resolution = 64
     config.sampling.step = config.sampling.cone = 0.06  # few intervals, so that a step has many rays
-    config.trainer.samples, config.trainer.max_rays = 4096, 4096
-    config.trainer.warmup, config.trainer.background_warmup = 30, 60
+    config.trainer.samples = 4096
     score, error = room_scores(config)
     assert score > ROOM_FLOOR and error < ROOM_MOST_OFF, (score, error)
 

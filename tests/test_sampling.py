@@ -22,7 +22,8 @@ SIDES = {"contracted": 1.0, "box": 10.0}  # half of data.box
 
 def built(kind: str, side: float, values: dict) -> OccupancySampler:
     """A sampler with such options; what is none of them is an attribute."""
-    attributes = {name: values.pop(name) for name in ("update_every", "warmup_steps") if name in values}
+    names = ("update_every", "warmup_steps", "min_transmittance")
+    attributes = {name: values.pop(name) for name in names if name in values}
     data = DataConfig(box=(-side, -side, -side, side, side, side))
     sampler = build_sampler(Config("", size="large", data=data, sampling=SamplingConfig(kind, **values)).resolved())
     vars(sampler).update(attributes)

@@ -34,17 +34,6 @@ def test_a_frame_goes_with_its_image_and_its_camera(toy_scene):
         np.testing.assert_allclose(views.cameras.camera_to_world[index], pose[:3], atol=1e-6)
 
 
-def test_training_takes_max_views_evenly(toy_scene):
-    scene = load_scene(str(toy_scene))
-    few = scene.with_fewer(3)
-    views, chosen = few.split("train"), [2, 6, 10]
-    assert [file.stem for file in views.files] == [scene.split("train").files[i].stem for i in chosen]
-    assert torch.equal(views.cameras.camera_to_world, scene.split("train").cameras.camera_to_world[chosen])
-    assert torch.equal(views.load().image(1), scene.split("train").load().image(6))
-    assert "3 of 12" in few.notes[-1].text and few.views["test"] is scene.views["test"]
-    assert scene.with_fewer(0) is scene and scene.with_fewer(12) is scene and scene.with_fewer(99) is scene
-
-
 @pytest.mark.parametrize("extension, channels", [("webp", 4), ("jpg", 3)])
 def test_images_of_any_kind_that_are_no_squares(tmp_path, extension: str, channels: int):
     folder = write_scene(tmp_path, size=(30, 18), counts={"train": 2}, one_camera=True, extension=extension)
@@ -127,9 +116,8 @@ def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
 def test_a_configuration_and_its_words_give_one_scene(toy_scene):
     """What `scene_of` reads from the options is what `load_scene` is told."""
     box = (-1.0, -1, -1, 1, 1, 1)
-    config = Config(data=DataConfig(path=str(toy_scene), downscale=2, box=box, max_views=5))
+    config = Config(data=DataConfig(path=str(toy_scene), downscale=2, box=box))
     scene, told = scene_of(config), load_scene(str(toy_scene), downscale=2, box=box)
-    assert len(scene.split("train").cameras) == 5 and len(told.split("train").cameras) == 12
     assert scene.split("test").cameras.sizes() == told.split("test").cameras.sizes() == [(WIDTH // 2, HEIGHT // 2)] * 2
     assert np.array_equal(scene.frame.box, told.frame.box) and scene.frame.box[1].tolist() == [1, 1, 1]
     assert np.array_equal(scene_of(config, load_scene(str(toy_scene)).frame).frame.box[1], [1.5] * 3), "of the run"

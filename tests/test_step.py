@@ -10,7 +10,9 @@ from nerfkit import ops
 from nerfkit.data.load import load_scene
 from nerfkit.errors import TrainingError
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
+from nerfkit.training import trainer as training
 from nerfkit.training.run import checkpoint
+from nerfkit.training.step import training_step
 from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
@@ -19,13 +21,13 @@ from tests.trainers import make_trainer, trained
 
 
 @pytest.mark.parametrize("background, learned", [("white", False), ("random", True)])
-def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path, background: str, learned: bool):
+def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, monkeypatch, background: str, learned: bool):
     """The same rays, samples and gradients, also of light and poses, with room to spare; the rows that no ray needs
     change nothing."""
     small_config.data.background = background
     if learned:
         small_config.data.appearance, small_config.data.poses = "affine", "refine"
-    small_config.trainer.max_rays = 300
+    monkeypatch.setattr(training_step, "MAX_RAYS", 300)
     trainers = [make_trainer(small_config) for name in ("exact", "fixed")]
     for trainer in trainers:
         trainer.training_step.n_rays.fill_(300)
@@ -56,9 +58,10 @@ def test_rays_that_have_no_room_do_not_count(small_config):
     torch.testing.assert_close(got.color[~whole], batch.background[~whole])
 
 
-def test_rays_that_are_cut_off_are_not_learned_from(small_config):
+def test_rays_that_are_cut_off_are_not_learned_from(small_config, monkeypatch):
     """In a step of fixed sizes: neither those that have no room nor those that only fill it."""
-    small_config.trainer.max_rays, seen = 300, {}
+    monkeypatch.setattr(training_step, "MAX_RAYS", 300)
+    seen = {}
 
     def loss_fn(rendering, batch):
         seen.update(weight=batch.weight, complete=rendering.samples.ray_complete)
@@ -73,9 +76,10 @@ def test_rays_that_are_cut_off_are_not_learned_from(small_config):
     assert torch.equal(seen["weight"], (complete & active).float())
 
 
-def test_the_background_is_random_at_first(small_config):
+def test_the_background_is_random_at_first(small_config, monkeypatch):
     """And stays so where it is asked for by name."""
-    small_config.data.background, small_config.trainer.background_warmup = "black", 2
+    monkeypatch.setattr(training, "BACKGROUND_STEPS", 2)
+    small_config.data.background = "black"
     trainer = make_trainer(small_config)
     is_plain = []
     for _ in range(4):
@@ -103,7 +107,7 @@ def gpu_config(small_config, request):
     """Training on a GPU that gives the same bits every time."""
     small_config.trainer.optimizer = request.param
     small_config.device = "cuda"
-    small_config.model.levels, small_config.trainer.steps, small_config.trainer.log_every = 8, 1000, 10
+    small_config.model.levels, small_config.trainer.steps = 8, 1000
     small_config.trainer.deterministic = True
     return small_config
 
@@ -117,7 +121,7 @@ def differing(a: Trainer, b: Trainer) -> list[str]:
 WITH = {  # what changes in a step with its number, or that it learns beside the model
     "the_defaults": {},
     "light_and_poses": {"data": {"appearance": "affine", "poses": "refine"}},
-    "unbounded": {"sampling": {"kind": "contracted"}, "trainer": {"distortion": 0.003, "table_decay": 0.1}},
+    "unbounded": {"sampling": {"kind": "contracted"}, "trainer": {"distortion": 0.003, "learning_rate": 0.02}},
 }
 
 
@@ -217,8 +221,9 @@ def test_training_on_the_second_gpu(small_config, tmp_path):
     assert trainer.training_step.graph is not None and not torch.equal(trainer.model.grid.table, before)
 
 
-def test_a_loss_that_is_not_finite_after_the_last_log_is_found(small_config, tmp_path):
-    small_config.trainer.steps, small_config.trainer.log_every = 5, 100
+def test_a_loss_that_is_not_finite_after_the_last_log_is_found(small_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "log_every", 100)
+    small_config.trainer.steps = 5
     trainer = make_trainer(small_config)
     trainer.save(tmp_path / "run")
     trainer.training_step.static_shapes = True  # the sizes alone: there is no graph on a CPU

@@ -33,17 +33,17 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
 
     def measure(options, case, seed, scene, train, test, device) -> dict:
         settings = bench_train.varied(options, case.changes, seed)
-        asked.append((case.title, seed, settings.sampling.step, settings.model.state))
+        asked.append((case.title, seed, settings.sampling.step, settings.model.hidden))
         budget = {"preset": {"max_seconds": settings.trainer.max_seconds}, "curve": [{"seconds": 7.0}]}
         return MEASURED | {"seed": seed, "seconds": 7.0, "psnr": 20.0 + seed} | budget
 
     monkeypatch.setattr(bench_train, "measure", measure)
-    arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene},model.state=8", "--device", "cpu"]
+    arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene},model.hidden=8", "--device", "cpu"]
     default = bench_train.config.Config().sampling.step
     assert sweep.main([*arguments, "--seeds", "0", "1", "--cases", "", "near:sampling.step=0.02"]) == 0
     assert asked == [("default", 0, default, 8), ("default", 1, default, 8), ("near", 0, 0.02, 8), ("near", 1, 0.02, 8)]
-    assert sweep.main([*arguments, "--seeds", "0", "1", "2", "--cases", "", "model.state=4"]) == 0
-    assert asked[4:] == [("default", 2, default, 8), *(("model.state=4", seed, default, 4) for seed in range(3))]
+    assert sweep.main([*arguments, "--seeds", "0", "1", "2", "--cases", "", "model.hidden=4"]) == 0
+    assert asked[4:] == [("default", 2, default, 8), *(("model.hidden=4", seed, default, 4) for seed in range(3))]
     assert sweep.main([*arguments, "--seeds", "0", "--cases", "", "--seconds", "7"]) == 0
     assert len(asked) == 9, "another budget is another run"
     monkeypatch.setitem(FIELD, "trainer.distortion", ((0.25, OTHERWISE),))
@@ -56,7 +56,7 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
 
 def test_values_of_a_case_need_no_quotes():
     options = bench_train.BenchOptions()
-    changed = bench_train.changed(options, 'data.masks=cutout,trainer.schedule="cosine",model.state=8')
-    assert (changed.data.masks, changed.trainer.schedule, changed.model.state) == ("cutout", "cosine", 8)
+    changed = bench_train.changed(options, 'data.masks=cutout,trainer.optimizer="lazy_adam",model.hidden=8')
+    assert (changed.data.masks, changed.trainer.optimizer, changed.model.hidden) == ("cutout", "lazy_adam", 8)
     with raises_naming(UserError, "nothing.at_all=1", "GROUP.OPTION"):
         bench_train.changed(options, "nothing.at_all=1")

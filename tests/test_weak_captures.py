@@ -45,7 +45,7 @@ def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
     small = (
         "--data.box -0.8 -0.8 -0.8 0.8 0.8 0.8 --model.levels 2 --model.log2_table 10 --model.max_resolution 32 "
         "--model.hidden 16 --sampling.step 0.05 --sampling.occupancy_resolution 16 --trainer.steps 30 "
-        "--trainer.samples 2048 --trainer.max_rays 512 --trainer.log_every 10 --device cpu"
+        "--trainer.samples 2048 --device cpu"
     ).split()
     both = ("--data.appearance", "affine", "--data.poses", "refine")
     printed = call("train", "--data.path", toy_scene, "--out", run, *small, *both)

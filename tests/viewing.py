@@ -29,10 +29,9 @@ def tiny_config(data: Path) -> Config:
     config = Config(device="cpu")
     config.data.path, config.data.box = str(data), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
-    config.model.hidden = config.model.state = 16
+    config.model.hidden = 16
     config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
-    config.trainer.samples, config.trainer.max_rays, config.trainer.learning_rate = 4096, 1024, 0.03
-    config.trainer.warmup, config.trainer.log_every, config.trainer.save_every = 10, 10, 0
+    config.trainer.samples, config.trainer.learning_rate, config.trainer.save_every = 4096, 0.03, 0
     return config
 
 

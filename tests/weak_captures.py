@@ -74,7 +74,8 @@ def capture(seed: int, gains: float = 0.0, degrees: float = 0.0) -> WeakCapture:
 
 def trained(config: Config, of: WeakCapture) -> Trainer:
     """A training on the capture."""
-    config.seed, config.trainer.steps, config.data.background = 0, 400, "white"
+    config.seed, config.trainer.steps, config.data.background = 0, 400, "random"
+    config.trainer.learning_rate = 0.015
     trainer = Trainer(config, of.given, of.images, device="cpu")
     trainer.train()
     trainer.model.eval()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import signal
@@ -15,55 +14,30 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from nerfkit.errors import UserError
-from nerfkit.reading import shown, typed
+from nerfkit.reading import did_you_mean, shown, typed
 from nerfkit.version import __version__
 
 if TYPE_CHECKING:
     from nerfkit.parallel import Processes
 
-COMMANDS = {
-    "inspect": "print what is found in a folder, without training: images, lenses, frame, what to mend",
-    "train": "train a scene, or resume a run",
-    "render": "render novel views of a run: images, depth, video",
-    "view": "look at a run in a browser",
-    "export": "write a run's mesh, points, cameras, depth or splats for other programs",
-    "eval": "score a run on held-out views",
-    "summary": "print a run's scores and where its images are",
-    "doctor": "print what this installation can do, with a verdict",
-}
 SECONDS_IN_A_LOG = "30"  # between two states of a progress bar that nobody watches
 SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
-SHELLS = ("bash", "zsh")
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, the system's shutdown, a terminal that was closed
-USAGE = "\n".join(
-    (
-        "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n",
-        *(f"  {name:<10} {what}" for name, what in COMMANDS.items()),
-        "\n  --version  print the version",
-        '  --completion bash|zsh   print what completes commands and options: eval "$(nerfkit --completion bash)"',
-    )
-)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command that the arguments name; ends the process with its exit status."""
+    from nerfkit.commands.options import OPTIONS, usage
+
     first, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
-    if first in COMMANDS:
+    if first in OPTIONS:
         run_command(first, rest)
     if first in ("-h", "--help", "help", "--version"):
-        print(f"nerfkit {__version__}" if first == "--version" else USAGE)
+        print(f"nerfkit {__version__}" if first == "--version" else usage())
         sys.exit(0)
-    if first == "--completion" and rest and rest[0] in SHELLS:
-        from nerfkit.commands.completion import script
-
-        sys.exit(status_of(lambda: print(script(rest[0]), end="")))
-    print(USAGE, file=sys.stderr)
-    near = difflib.get_close_matches(first, COMMANDS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    if first == "--completion":
-        print(f"\nerror: --completion takes the name of a shell, {' or '.join(SHELLS)}", file=sys.stderr)
-    elif first:
-        print(f"\nerror: there is no command {shown(first)!r}{hint}", file=sys.stderr)
+    print(usage(), file=sys.stderr)
+    if first:
+        print(f"\nerror: there is no command {shown(first)!r}{did_you_mean(first, OPTIONS)}", file=sys.stderr)
     sys.exit(2)
 
 

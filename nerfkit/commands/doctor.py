@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import sys
 from importlib.util import find_spec
 
@@ -13,6 +12,7 @@ import torch
 from nerfkit import ops
 from nerfkit.commands.options import DoctorOptions
 from nerfkit.ops import dispatch, native
+from nerfkit.rendering.images import probe_video
 from nerfkit.version import __version__
 
 EXTRAS = (  # name, a module that it brings, what it is for
@@ -49,7 +49,8 @@ def report() -> tuple[list[str], bool]:
     if native.loaded("cuda"):
         ran, broken = _run_on_gpus()
         lines += ran
-    lines.append(f"ffmpeg    {_ffmpeg()}")
+    no_video = probe_video()
+    lines.append(f"ffmpeg    {f'videos are not written, frames are ({no_video})' if no_video else 'writes videos'}")
     for extra, module, what in EXTRAS:
         there = "there" if find_spec(module) else f'missing; type pip install "nerfkit[{extra}]"'
         lines.append(f"extra     {what}: {there}")
@@ -107,16 +108,6 @@ def _error_on(device: str) -> str | None:
     return None if torch.allclose(result, expected, atol=1e-5) else "trilinear differs from its definition"
 
 
-def _ffmpeg() -> str:
-    try:
-        import imageio_ffmpeg
-
-        return imageio_ffmpeg.get_ffmpeg_exe()
-    except (ImportError, RuntimeError) as error:
-        found = shutil.which("ffmpeg")
-        return found or f"missing ({error}); videos are not written, frames are"
-
-
 def _trains(device: str) -> str | None:
     """Run the renderer forward and backward on a few rays; the reason if that fails."""
     from nerfkit.config import Config
@@ -126,8 +117,6 @@ def _trains(device: str) -> str | None:
     config = Config()
     config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 32
     config.sampling.occupancy_resolution, config.sampling.step = 8, 0.1
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # waking the others takes longer than the work
     try:
         renderer = Renderer(config).to(device)
         rays = Rays(torch.zeros(4, 3, device=device), torch.eye(3, device=device)[[0, 1, 2, 0]])
@@ -135,8 +124,6 @@ def _trains(device: str) -> str | None:
         rendering.color.sum().backward()
     except (RuntimeError, ValueError, TypeError) as error:
         return str(error)
-    finally:
-        torch.set_num_threads(threads)
     return None
 
 

@@ -33,8 +33,6 @@ def main(options: EvalOptions, processes: Processes = ALONE) -> int:
     config = run.config
     config.eval.split = options.split or config.eval.split
     if options.comparisons is not None:
-        if options.comparisons < -1:
-            raise RunError(f"--comparisons must be -1 (all views) or more, got {options.comparisons}")
         config.eval.comparisons = options.comparisons
     config.eval.lpips = config.eval.lpips if options.lpips is None else options.lpips
     scene = find_scene(options.data, config, run_frame(folder.path))

@@ -29,36 +29,23 @@ from nerfkit.errors import UserError
 from nerfkit.export import cameras, fields, images, mesh, points
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
-from nerfkit.export.writing import Output, OutputFolder, Work, formats_of
+from nerfkit.export.writing import Output, OutputFolder, Work
+from nerfkit.reading import chosen
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stems
 from nerfkit.training.run.load import Run, load_run
 
-LIMITS = {
-    "resolution": (2, 8192), "level": (0.001, 0.999), "min_part": (0, 0.5), "count": (1, 10**9), "sh_degree": (0, 3),
-}  # fmt: skip
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
 def main(options: ExportOptions) -> int:
-    check_numbers(options)
+    if isinstance(options, MeshOptions) and options.source == "depth" and options.level != LEVEL:
+        raise UserError(f"--level {options.level:g} is of --from density; leave it out with --from depth")
     run = load_run(options.run, options.device, options.module, options.ops)
-    run.model.resolved(run.device)
     began = time.perf_counter()
     EXPORTS[type(options)](run, options)
     print(f"{time.perf_counter() - began:.1f} s")
     return 0
-
-
-def check_numbers(options: ExportOptions) -> None:
-    """Raise UserError for a number out of its range."""
-    for name, (low, high) in LIMITS.items():
-        value = getattr(options, name, low)
-        if not low <= value <= high:
-            raise UserError(f"--{name} must be from {low} to {high}, got {value:g}")
-    if isinstance(options, MeshOptions):
-        if options.source == "depth" and options.level != LEVEL:
-            raise UserError(f"--level {options.level:g} is of --from density; leave it out with --from depth")
 
 
 def target_frame(run: Run, options: ExportOptions) -> Frame | None:
@@ -113,7 +100,7 @@ def where(run: Run, options: GeometryOptions) -> str:
 
 def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
-    formats = formats_of(options.formats, mesh.FORMATS)
+    formats = chosen("--formats", options.formats, mesh.FORMATS)
     output, cut = opened(run, options, "mesh", formats, mesh.FORMATS)
     grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
@@ -180,7 +167,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
 
 def export_cameras(run: Run, options: CamerasOptions) -> None:
     """Write cameras."""
-    formats = ("auto",) if options.formats == "auto" else formats_of(options.formats, cameras.FORMATS)
+    formats = ("auto",) if options.formats == "auto" else chosen("--formats", options.formats, cameras.FORMATS)
     splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
     for split in splits:
         run.cameras(split)  # raises RunError if there is none
@@ -211,7 +198,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
 
 def export_depth(run: Run, options: DepthOptions) -> None:
     """Write images of views."""
-    formats = formats_of(options.formats, images.FORMATS)
+    formats = chosen("--formats", options.formats, images.FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
     stems = file_stems(run.scene.names(options.split))
     asked = {"split": options.split, "formats": formats, "frame": options.frame, "depth": options.depth}

@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from nerfkit.commands.options import InspectData, InspectOptions
-from nerfkit.config import Config, check
+from nerfkit.commands.options import InspectOptions
+from nerfkit.config import Config, DataConfig, check
 from nerfkit.data.assemble import CUT_OUT, check_cut_out, has_shape, scene_frame, split_names, turned_for
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
@@ -52,13 +51,12 @@ SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"
 
 
 def main(options: InspectOptions) -> int:
-    config = Config()
-    config.data.downscale, config.data.box = options.data.downscale, options.data.box
-    check(config)  # raises ConfigError for what training would refuse
+    data = options.data
+    check(Config(data=data))  # raises ConfigError for what training would refuse
     folder = OwnFolder(Path(options.out), "inspection") if options.out else None
     if folder is not None:
         folder.claim()
-    page, is_ready, drawing = examine(load_capture(options.scene, options.data.format, options.data.sfm), options.data)
+    page, is_ready, drawing = examine(load_capture(data.path, data.format, data.sfm), data)
     print(page)
     if folder is not None:
         folder.write(PAGE, page + "\n")
@@ -67,28 +65,28 @@ def main(options: InspectOptions) -> int:
     return 0 if is_ready else 1
 
 
-def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[], bytes]]:
+def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[], bytes]]:
     """The page about a capture, whether it is ready to train, and what draws it."""
     cutout = data.masks == "cutout"
     candidates = [image.name for image in capture.images if image.found is not None]
     sampled = {candidates[k] for k in evenly(len(candidates), PICTURES)}
 
-    def look(image: PosedImage) -> tuple[OnDisk | None, str, np.ndarray | None]:
+    def look(image: PosedImage) -> OnDisk | None:
         return look_at(image, image.name in sampled, data, capture.white_ignores)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         done = pool.map(look, capture.images)
-        looks = list(tqdm(done, "images", len(capture.images), unit="image", leave=False))
-    found = [file for file, _, _ in looks]
-    there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
-    broken = {image.name: problem for image, (_, problem, _) in zip(capture.images, looks, strict=True) if problem}
-    pictures = [pixels for _, _, pixels in looks if pixels is not None]
+        found = list(tqdm(done, "images", len(capture.images), unit="image", leave=False))
+    pairs = [(image, file) for image, file in zip(capture.images, found, strict=True) if file is not None]
+    there = [image for image, file in pairs if file.width]
+    has_alpha = [file.has_alpha for _, file in pairs if file.width]
+    pictures = [file.pixels for _, file in pairs if file.pixels is not None]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    has_alpha = [file.has_alpha for file in found if file is not None]
     frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
-    doubts, others = list(broken.values())[:3], [shown(name, 60) for name in list(broken)[3:]]
-    if others:
+    broken = [(image, file.problem) for image, file in pairs if file.problem]
+    doubts = [problem for _, problem in broken[:MAX_NAMES]]
+    if others := [shown(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
         doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
     doubts = doubts or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
     notes = []
@@ -102,17 +100,14 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
     capture = replace(capture, notes=notes_of(*capture.notes, *notes))
-    inspection = Inspection(capture, frame, found, splits, rule, [*broken])
+    inspection = Inspection(capture, frame, found, splits, rule)
     return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
 
 
-def look_at(
-    image: PosedImage, is_sampled: bool, data: InspectData, white_ignores: bool
-) -> tuple[OnDisk | None, str, np.ndarray | None]:
-    """The image file, None where it is missing or cannot be read; the problem with it, '' if there is none;
-    and, if it `is_sampled`, some of its pixels."""
+def look_at(image: PosedImage, is_sampled: bool, data: DataConfig, white_ignores: bool) -> OnDisk | None:
+    """The image's file, none where it is missing; with some of its pixels if it `is_sampled`."""
     if image.found is None:
-        return None, "", None
+        return None
     cutout, ignored = data.masks == "cutout", None
     try:
         header, problem, pixels = look_into(image.found, partial(turned_for, image.lens), is_sampled)
@@ -120,22 +115,24 @@ def look_at(
             white = read_mask(image.mask, (header.width, header.height))  # [H, W]
             ignored = float(white.mean() if white_ignores else 1 - white.mean())
     except SceneError as error:
-        return None, str(error), None
+        return OnDisk(0, 0, problem=str(error))
     width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
     has_alpha = header.has_alpha or (cutout and image.mask is not None)
     pixels = None if pixels is None else sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
-    return OnDisk(width, height, has_alpha, ignored, header.turn != 1), problem, pixels
+    return OnDisk(width, height, has_alpha, ignored, header.turn != 1, problem, pixels)
 
 
 @dataclass(frozen=True)
 class OnDisk:
     """What is known of an image file that exists."""
 
-    width: int  # pixels
+    width: int  # pixels; 0 where it cannot be read
     height: int
     has_alpha: bool = False  # or is cut out by its mask
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
     is_turned: bool = False  # by its EXIF orientation
+    problem: str = ""  # why it cannot be read, or not whole
+    pixels: np.ndarray | None = None  # some of them
 
 
 @dataclass(frozen=True)
@@ -144,25 +141,21 @@ class Inspection:
 
     capture: Capture
     frame: Frame
-    found: Sequence[OnDisk | None]  # of each image of the capture, none without a file that can be read
+    found: Sequence[OnDisk | None]  # of each image of the capture, none without a file
     splits: dict[str, list[str]]  # names of images that exist
     rule: str  # by which they were chosen
-    broken: Sequence[str] = ()  # names of images that cannot be read, or not whole
-
-    @property
-    def pairs(self) -> list[tuple[PosedImage, OnDisk | None]]:
-        """Each image and its file."""
-        return list(zip(self.capture.images, self.found, strict=True))
 
     @property
     def there(self) -> list[tuple[PosedImage, OnDisk]]:
         """Images that have a readable file."""
-        return [(image, file) for image, file in self.pairs if file is not None]
+        return [
+            (image, file) for image, file in zip(self.capture.images, self.found, strict=True) if file and file.width
+        ]
 
     @property
     def missing(self) -> list[str]:
         """Names of the images that have no file."""
-        return [image.name for image, file in self.pairs if file is None and image.name not in self.broken]
+        return [image.name for image, file in zip(self.capture.images, self.found, strict=True) if file is None]
 
     @property
     def ignored(self) -> list[float]:
@@ -216,11 +209,10 @@ class Inspection:
         return problems
 
     def _images(self) -> list[str]:
-        files = [file for _, file in self.there]
-        n_missing = len(self.missing)
+        files, n_missing = [file for _, file in self.there], len(self.missing)
         lines = [f"{len(self.found)} listed, {len(self.found) - n_missing} exist, {n_missing} missing"]
-        if unreadable := [image.name for image, file in self.pairs if file is None and image.name in self.broken]:
-            lines.append(f"of no readable header or mask: {len(unreadable)} ({_names(unreadable)})")
+        if n_broken := len(self.found) - n_missing - len(files):
+            lines.append(f"of no readable header or mask: {n_broken}")
         if files:
             lines.append(f"sizes: {in_words([(file.width, file.height) for file in files])}")
         lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")
@@ -248,21 +240,17 @@ class Inspection:
 
     def _shapes(self) -> list[str]:
         """Images whose shape is not the lens's: turned, or another."""
-        wrong = [(image, file) for image, file in self.there if not has_shape(image.lens, file.width, file.height)]
-        turned = [image.name for image, file in wrong if has_shape(image.lens, file.height, file.width)]
-        other = [image.name for image, _ in wrong if image.name not in turned]
-        lines = []
-        if turned:
-            lines.append(
-                f"{_count(len(turned), 'image')} on the side ({_names(turned)}): width and height are those of the "
-                "lens, swapped; turn the pixels as the lens has them"
-            )
-        if other:
-            lines.append(
-                f"{_count(len(other), 'image')} of another shape than the lens ({_names(other)}): were they cropped? "
-                "Give the lens of the images as they are"
-            )
-        return lines
+        turned, other = [], []
+        for image, file in self.there:
+            if not has_shape(image.lens, file.width, file.height):
+                (turned if has_shape(image.lens, file.height, file.width) else other).append(image.name)
+        advice = (
+            (turned, "on the side", "width and height are swapped; turn the pixels as the lens has them"),
+            (other, "of another shape than the lens", "were they cropped? Give the lens of the images as they are"),
+        )
+        return [
+            f"{_count(len(names), 'image')} {what} ({_names(names)}): {why}" for names, what, why in advice if names
+        ]
 
 
 def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
@@ -270,7 +258,7 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
     figure = Figure(figsize=(15, 6), layout="constrained")  # not pyplot's
     images = [capture.images[k] for k in evenly(len(capture.images), MAX_CAMERAS)]
     poses = frame.to_model(np.array([image.camera_to_world for image in images]))
-    lines = _frusta(images, poses)  # [C, 8, 2, 3]
+    ahead = -0.12 * max(float(np.ptp(poses[:, :, 3], axis=0).max()), 1.0) * poses[:, :, 2]  # [C, 3] model units
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(image.name, "in no split") for image in images])
     points = np.zeros((0, 3)) if capture.points is None else capture.points.positions
@@ -281,9 +269,9 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
         if len(points):
             axes.plot(*points[:, axis].T, ".", color="0.6", markersize=1.5, label=f"points ({len(points)})", zorder=1)
         for label in sorted(set(labels), key=lambda label: (label != "train", label)):  # the fewer above the many
-            segments = lines[labels == label][..., axis].reshape(-1, 2, 2)
-            color = COLORS.get(label, OTHER_COLOR)
-            axes.add_collection(LineCollection(segments, colors=color, linewidths=0.7, label=_plain(label), zorder=2))
+            arrows = *poses[labels == label][:, axis, 3].T, *ahead[labels == label][:, axis].T
+            drawn = axes.quiver(*arrows, angles="xy", scale_units="xy", scale=1, width=0.003, zorder=2)
+            drawn.set(color=COLORS.get(label, OTHER_COLOR), label=_plain(label))
         (left, bottom), (right, top) = frame.box[:, axis]
         around = [left, right, right, left, left], [bottom, bottom, top, top, bottom]
         axes.plot(*around, "k--", linewidth=1, label="box", zorder=3)
@@ -322,19 +310,6 @@ def _lenses(lenses: list[Lens]) -> list[str]:
         focals = [lens.params[0] for lens in rest if lens.model == model]
         lines.append(f"and {count} more of {model}, focal {min(focals):.6g} to {max(focals):.6g}")
     return lines
-
-
-def _frusta(images: Sequence[PosedImage], poses: np.ndarray) -> np.ndarray:
-    """Line segments [C, 8, 2, 3] of cameras with `poses` [C, 3, 4]: four edges from the eye, four around the image."""
-    eyes = poses[:, None, :, 3]  # [C, 1, 3]
-    depth = 0.06 * max(float(np.ptp(eyes, axis=0).max()), 1.0)  # model units
-    half = np.array([half_tangents(image.lens) for image in images])[:, None]  # [C, 1, 2]
-    signs = np.array([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
-    corners = np.concatenate([half * signs, -np.ones((len(images), 4, 1))], axis=-1)  # [C, 4, 3] at depth 1
-    corners /= np.maximum(np.linalg.norm(half, axis=-1, keepdims=True), 1)  # of wide angles, too, a small figure
-    corners = eyes + depth * np.einsum("cij,ckj->cki", poses[:, :, :3], corners)
-    edges = np.stack([np.broadcast_to(eyes, corners.shape), corners], axis=2)
-    return np.concatenate([edges, np.stack([corners, np.roll(corners, -1, axis=1)], axis=2)], axis=1)
 
 
 def _limits(positions: np.ndarray, box: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

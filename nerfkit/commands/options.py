@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from dataclasses import dataclass, field, fields, replace
+from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,10 +15,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from nerfkit import config as config_module
-from nerfkit.config import Box, Config
-from nerfkit.config.options import auto
+from nerfkit.config import Box, Config, DataConfig
+from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
-from nerfkit.option_types import BOOLEANS, Switch, Words
+from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
 from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
@@ -25,17 +26,15 @@ from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
 Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
-Six = tuple[float, float, float, float, float, float]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCENE")]
-OptionalScene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]")]
+Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]")]
 
 
 @dataclass
 class TrainOptions(Config):
     """Train a radiance field. A later --config overrides an earlier one, the command line overrides both."""
 
-    scene: OptionalScene = ""  # folder of the scene, or of photographs, or a video; the same as --data.path
+    scene: Scene = ""  # folder of the scene, or of photographs, or a video; the same as --data.path
     config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
     resume: str = ""  # run folder to go on with
     overwrite: Switch = False  # replace a run that the run folder holds already
@@ -66,9 +65,9 @@ class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
     path: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
-    frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
-    size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
-    fps: int = 20  # frames per second of the video, at most 1000
+    frames: ranged(int | None, 1, 100_000) = None  # of orbit, spiral and interpolate; 60, or 4 a view, if left out
+    size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height [pixels]; as trained if left out
+    fps: integer(1, 1000) = 20  # frames per second of the video
     outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
     crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it
@@ -90,33 +89,22 @@ class EvalOptions(RunOptions):
 
     split: str = ""  # views to evaluate on; the run's own choice if empty
     data: str = ""  # folder of the scene, if it has moved, or of another scene
-    comparisons: int | None = None  # views whose truth, render and error are saved; -1: all; as the run if left out
+    comparisons: ranged(int | None, -1, 10**6) = None  # views that are saved as images; -1: all; as the run if left out
     lpips: str | None = None  # file of torchvision's weights of VGG-16, by which LPIPS compares; as the run if left out
-
-
-@dataclass
-class InspectData:
-    """How the scene is read, as in training."""
-
-    format: str = "auto"  # scene format; auto recognises it from the files
-    downscale: float = 1.0  # divide the image size by this
-    box: auto("data.box", Box, -1e6, 1e6) = None  # lowest and highest corner, in the coordinates of the files
-    masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
-    sfm: str = ""  # folder of poses that are found for photographs or a video; beside them if empty
 
 
 @dataclass
 class InspectOptions:
     """Print, without training, what is found in a folder and what to mend; exit status 0 if ready to train, else 1."""
 
-    scene: Scene  # folder of the scene, or of photographs, or a video
+    scene: Scene = ""  # folder of the scene, or of photographs, or a video; the same as --data.path
     out: str = ""  # folder for the page and a drawing of the cameras: new, empty or of an earlier one; none if empty
-    data: InspectData = field(default_factory=InspectData)
+    data: DataConfig = field(default_factory=DataConfig)
 
 
 @dataclass
 class ExportOptions(RunOptions):
-    """What all exports share."""
+    """Write a run's mesh, points, cameras, depth or splats for other programs."""
 
     out: str = ""  # file or folder to write; in RUN/export if empty
     overwrite: bool = False  # replace an earlier export
@@ -127,7 +115,7 @@ class ExportOptions(RunOptions):
 class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
-    crop: Six | None = None  # lowest, then highest corner, in the chosen frame; RUN/crop.json if left out
+    crop: Box | None = None  # lowest, then highest corner, in the chosen frame; RUN/crop.json if left out
 
 
 @dataclass
@@ -135,9 +123,9 @@ class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB."""
 
     source: Source = "density"  # where the density reaches the level, or fused from the depths of training views
-    resolution: int = 256  # cells along the longest side
-    level: float = LEVEL  # of density: opacity of a cell on the surface
-    min_part: float = 0.001  # connected parts with a smaller share of the faces are left out
+    resolution: integer(2, 8192) = 256  # cells along the longest side
+    level: number(0.001, 0.999) = LEVEL  # of density: opacity of a cell on the surface
+    min_part: number(0, 0.5) = 0.001  # connected parts with a smaller share of the faces are left out
     formats: str = "ply"  # of ply,glb; or as --out ends
 
 
@@ -145,15 +133,15 @@ class MeshOptions(GeometryOptions):
 class PointsOptions(GeometryOptions):
     """Export points with colors and normals, as PLY."""
 
-    count: int = 1_000_000  # points at most
+    count: integer(1, 10**9) = 1_000_000  # points at most
 
 
 @dataclass
 class SplatsOptions(GeometryOptions):
     """Export points as flat Gaussians, as PLY: a start for programs that optimise those."""
 
-    count: int = 300_000  # splats at most
-    sh_degree: int = 3  # of the spherical harmonics that the file has room for
+    count: integer(1, 10**9) = 300_000  # splats at most
+    sh_degree: integer(0, 3) = 3  # of the spherical harmonics that the file has room for
 
 
 @dataclass
@@ -185,11 +173,12 @@ class DoctorOptions:
     """Print what this installation can do, with a verdict; exit status 0 if training works, else 1."""
 
 
-OPTIONS: dict[str, type] = {  # of each command; for export see KINDS
+OPTIONS: dict[str, type] = {  # of each command; those of an export are of its kind
     "inspect": InspectOptions,
     "train": TrainOptions,
     "render": RenderOptions,
     "view": ViewOptions,
+    "export": ExportOptions,
     "eval": EvalOptions,
     "summary": SummaryOptions,
     "doctor": DoctorOptions,
@@ -201,9 +190,17 @@ KINDS: dict[str, type[ExportOptions]] = {
     "depth": DepthOptions,
     "splats": SplatsOptions,
 }
-EXPORT_USAGE = (
-    f"usage: nerfkit export RUN {'|'.join(KINDS)} [options]   (nerfkit export RUN mesh --help shows a kind's options)"
-)
+
+
+def usage() -> str:
+    """What there is to type."""
+    return "\n".join(
+        (
+            "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n",
+            *(f"  {name:<10} {cleandoc(kind.__doc__)}" for name, kind in OPTIONS.items()),
+            "\n  --version  print the version",
+        )
+    )
 
 
 def parse(command: str, arguments: list[str]) -> Any:
@@ -211,7 +208,12 @@ def parse(command: str, arguments: list[str]) -> Any:
     try:
         if command == "train":
             return train_options(arguments)
-        return export_options(arguments) if command == "export" else parsed(OPTIONS[command], command, arguments)
+        if command == "export":
+            return export_options(arguments)
+        options = parsed(OPTIONS[command], command, arguments)
+        if command == "inspect":
+            take_scene(options, options.data.path or None)
+        return options
     except SystemExit as end:
         for line in hints(command, arguments) if end.code == 2 else ():
             print(line, file=sys.stderr)
@@ -221,7 +223,19 @@ def parse(command: str, arguments: list[str]) -> Any:
 def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
     """An instance of the dataclass `kind`."""
     given = {} if default is None else {"default": default}
-    return tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", **given, **TYRO)
+    options = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", **given, **TYRO)
+    check_values(options, "--")
+    return options
+
+
+def take_scene(options: Any, path: str | None) -> None:
+    """Make the SCENE that was typed, if one was, data.path; raises ConfigError if --data.path is another one."""
+    scene = options.scene
+    if scene and path is not None and os.path.realpath(path) != os.path.realpath(scene):
+        raise ConfigError(
+            f"the scene is given twice, {shown(scene)} and --data.path {shown(path)}; leave out one of them"
+        )
+    options.data.path = scene or options.data.path
 
 
 def export_options(arguments: list[str]) -> ExportOptions:
@@ -231,12 +245,11 @@ def export_options(arguments: list[str]) -> ExportOptions:
         rest = list(arguments)
         rest.remove(kind)
         return parsed(KINDS[kind], f"export RUN {kind}", rest)
-    asked = bool(arguments) and arguments[0] in ("-h", "--help")
+    asked = arguments[:1] in (["-h"], ["--help"])
     if arguments and not asked:
-        raise UserError(
-            f"give what to export after the run folder: {', '.join(KINDS)}; got {' '.join(arguments[:2])!r:.80}"
-        )
-    print(EXPORT_USAGE)
+        raise UserError(f"give what to export after the run folder: {', '.join(KINDS)}; got {arguments[:2]!r:.80}")
+    kinds = "|".join(KINDS)
+    print(f"usage: nerfkit export RUN {kinds} [options]   (nerfkit export RUN mesh --help shows a kind's options)")
     sys.exit(0 if asked else 2)
 
 
@@ -252,12 +265,7 @@ def train_options(arguments: list[str]) -> TrainOptions:
         config = replace(config, out=known.resume)  # out in a file is for new runs
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
     options = parsed(TrainOptions, "train", arguments, default)
-    scene, path = options.scene, known.data_path
-    if scene and path is not None and os.path.realpath(path) != os.path.realpath(scene):
-        raise ConfigError(
-            f"the scene is given twice, {shown(scene)} and --data.path {shown(path)}; leave out one of them"
-        )
-    options.data.path = scene or options.data.path
+    take_scene(options, known.data_path)
     options.model.options = config.model.options | options.model.options
     config_module.check(options)
     if options.resume and options.overwrite:
@@ -285,8 +293,6 @@ def hints(command: str, arguments: list[str]) -> list[str]:
             found.append(f"--outputs takes names with commas between: --outputs {typed(','.join(values))}")
         elif command == "train" and option in ("--viewer", "--overwrite") and values and values[0] not in BOOLEANS:
             found.append(f"the scene comes first: nerfkit train {typed(values[0])} {option}")
-        elif command == "inspect" and option == "--data.path":
-            found.append(f"inspect takes the folder itself: nerfkit inspect {typed(*values[:1])}")
     return found
 
 

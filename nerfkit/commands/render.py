@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from pathlib import Path
@@ -23,6 +22,7 @@ from nerfkit.export.images import in_files
 from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
 from nerfkit.parallel import ALONE, Processes
+from nerfkit.reading import chosen, did_you_mean
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stems, npz_bytes, png_bytes, preview, probe_video, video_bytes
@@ -46,10 +46,8 @@ FILES = {
 
 
 def main(options: RenderOptions, processes: Processes = ALONE) -> int:
-    outputs = choose_outputs(options.outputs)
-    check_numbers(options)
+    outputs = chosen("--outputs", options.outputs, FILES)
     run = load_run(options.run, processes.join(options.device), options.module, options.ops)
-    run.model.resolved(run.device)
     cameras = choose_cameras(options, run)
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
@@ -85,28 +83,8 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     return 0
 
 
-def choose_outputs(names: str) -> tuple[str, ...]:
-    """Outputs from their names, with commas between."""
-    outputs = tuple(name.strip() for name in names.split(",") if name.strip())
-    unknown = [name for name in outputs if name not in FILES]
-    if unknown or not outputs:
-        raise UserError(f"--outputs {names!r}: unknown {unknown or 'nothing'}; choose of {','.join(FILES)}")
-    return outputs
-
-
-def check_numbers(options: RenderOptions) -> None:
-    """Raise UserError for a number out of its range."""
-    if options.size != (0, 0) and not all(1 <= side <= 2**16 for side in options.size):
-        width, height = options.size
-        raise UserError(f"--size must be 1 to {2**16} pixels each way, got {width} {height}")
-    for name, number, most in (("frames", options.frames, 100_000), ("fps", options.fps, 1000)):
-        if number is not None and not 1 <= number <= most:
-            raise UserError(f"--{name} must be from 1 to {most}, got {number}")
-
-
 def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     """Cameras of --path in the size of --size; sets options.path to what `auto` means for the run."""
-    size = None if options.size == (0, 0) else options.size
     like, n_frames, splits = run.cameras("train"), options.frames or FRAMES, run.scene.splits
     if options.path == "auto":
         options.path = "orbit" if views_surround(run) else "interpolate"
@@ -116,7 +94,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     box = torch.tensor(run.config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(run.scene.up)
     if is_file:
-        cameras = moved(read_path(Path(path), like.size(0), size), run.frame, to_model=True)
+        cameras = moved(read_path(Path(path), like.size(0), options.size), run.frame, to_model=True)
     elif path in splits:
         cameras = run.cameras(path)
     elif path == "orbit":
@@ -132,10 +110,8 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         cameras = paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
     else:
         known = ["auto", "orbit", "spiral", "interpolate", *splits]
-        near = difflib.get_close_matches(path, known, n=1)
-        hint = f"did you mean {near[0]}? There are" if near else "use"
-        raise UserError(f"--path {path!r} is unknown; {hint} {', '.join(known)}, or a FILE.json")
-    return cameras if size is None else cameras.resized(*size)
+        raise UserError(f"--path {path!r} is none of {', '.join(known)}, or a FILE.json{did_you_mean(path, known)}")
+    return cameras if options.size is None else cameras.resized(*options.size)
 
 
 def views_surround(run: Run) -> bool:

@@ -14,7 +14,7 @@ from nerfkit import ops
 from nerfkit.commands import StopSignals, as_typed
 from nerfkit.commands.eval import where_compared
 from nerfkit.commands.options import TrainOptions
-from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig, preset_values
+from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig
 from nerfkit.config.recipe import value_text
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene, in_words
@@ -23,7 +23,6 @@ from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError, SceneError
 from nerfkit.metrics import Lpips
 from nerfkit.model.registry import import_models, model_bytes, model_class
-from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
 from nerfkit.training.evaluator import check_scorable, evaluate
@@ -35,8 +34,8 @@ from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.progress import Progress, summary_writer
 from nerfkit.viewer.page import Page
 
-# float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
-VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
+# float32 values of a sample, of each of its features and of all else; a measured lower bound of a step.
+VALUES_PER_FEATURE, OTHER_VALUES = 6, 192
 
 
 def main(options: TrainOptions, processes: Processes = ALONE) -> int:
@@ -74,7 +73,7 @@ def check_before_reading(options: TrainOptions, device: torch.device, processes:
 def train(options: TrainOptions, device: torch.device, page: Page | None, processes: Processes) -> int:
     """Load, build, train, score."""
     scene = find_scene(options)
-    config = options.resolved(scene, device, model_class(options), preset_values(options.config))
+    config = options.resolved(scene, device, model_class(options))
     check_sizes(config, device)  # again: a place takes more than an object
     if config.eval.after_training and config.eval.split in scene.views:
         check_scorable(scene.split(config.eval.split))
@@ -214,8 +213,7 @@ def check_sizes(config: ResolvedConfig, device: torch.device) -> None:
     )
     n_bytes = 4 * model_bytes(config) + 24 * sampling.occupancy_resolution**3
     check_memory(n_bytes, f"{sizes}, its gradients and Adam's moments,", device)  # of which are two
-    per_sample = {"features": model.levels * model.features, "state": model.state, "other": 1}
-    n_values = trainer.samples * sum(VALUES_PER_SAMPLE[name] * count for name, count in per_sample.items())
+    n_values = trainer.samples * (VALUES_PER_FEATURE * model.levels * model.features + OTHER_VALUES)
     check_memory(4 * n_values, f"a step with trainer.samples {trainer.samples}", device)
 
 
@@ -242,74 +240,40 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
 
 def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions) -> str:
     """Summary of what is about to be trained."""
-    config, model, processes = trainer.config, trainer.model, trainer.processes
+    config, processes = trainer.config, trainer.processes
     data, sampling, settings = config.data, config.sampling, config.trainer
     counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
-    n_parameters = sum(p.numel() for p in model.parameters())
-    parts = ""
-    if isinstance(model, Renderer):
-        stages = [type(stage).__name__ for stage in (model.encoder, model.aggregator) if stage is not None]
-        parts = (
-            f", a grid of {config.model.base_resolution} to {config.model.max_resolution} cells a side, along the ray: "
-            f"{' and '.join(stages) or 'nothing'}"
-        )
+    n_parameters = sum(p.numel() for p in trainer.model.parameters())
     limit = f", at most {settings.max_seconds:g} s" if settings.max_seconds else ""
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
     low, high = ([float(f"{x:.4g}") for x in corner] for corner in (data.box[:3], data.box[3:]))
-    place = ("box", f"{low} to {high}, step {sampling.step:g}")
-    if sampling.kind == "contracted":
-        text = (
-            f"unbounded, contracted outside of {low} to {high}: from {sampling.near:.4g} to {sampling.far:.4g}, step "
-            f"{sampling.step:g} and at least {sampling.cone:.4g} of the distance"
-        )
-        place = ("space", text)
+    beyond = f", contracted beyond, up to {sampling.far:.4g}" if sampling.kind == "contracted" else ""
     learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
     rows = [
-        (
-            "scene",
-            f"{scene.name} ({scene.format}): {counts} views of {in_words(trainer.cameras.sizes())}, {data.background} "
-            "background",
-        ),
+        ("scene", f"{scene.name} ({scene.format}): {counts} views of {in_words(trainer.cameras.sizes())}"),
         *(("note", str(note)) for note in scene.notes),
         *(("frame", str(note)) for note in (scene.frame.notes if scene.frame is not None else ())),
-        ("images", trainer.views.source.text),
-        place,
-        ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters{parts}"),
+        ("images", f"{trainer.views.source.text}, {data.background} background"),
+        ("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),
+        ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
         *[("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
         (
             "training",
             f"steps {trainer.step} to {trainer.last_step}{limit}{used}, {settings.samples} samples a step, learning "
-            f"rate {settings.learning_rate:g}, table decay {settings.table_decay:g}"
-            f"{', loss ' * bool(settings.loss)}{settings.loss}",
+            f"rate {settings.learning_rate:g}{', loss ' * bool(settings.loss)}{settings.loss}",
         ),
     ]
     if processes.size > 1:
-        text = (
-            f"{processes.text}; each draws {settings.samples} samples a step, and a step counts as "
-            f"{trainer.together.steps_at_once:g} of trainer.steps {settings.steps}"
-        )
-        rows.append(("parallel", text))
-    rows += [
-        *decisions(config, options.verbose),
-        *(("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()),
-        ("device", f"{trainer.device}; {how_it_runs(trainer)}"),
-    ]
+        rows.append(("parallel", f"{processes.text}; a step counts as {processes.size} of trainer.steps"))
+    rows.append(("options", f"size {config.size}; {len(config.decisions)} were auto: -v prints who decided each"))
+    if options.verbose:
+        decisions = config.decisions.items()
+        rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
+    rows += [("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()]
+    rows.append(("device", f"{trainer.device}; {how_it_runs(trainer)}"))
     if config.eval.after_training and config.eval.split not in scene.views:
         rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
-    rows.append(("run", str(folder)))
-    return "\n".join(f"{name:<9} {text}" for name, text in rows)
-
-
-def decisions(config: ResolvedConfig, verbose: bool) -> list[tuple[str, str]]:
-    """Who decided the options that may be auto: how many, or with `verbose` each."""
-    if verbose:
-        return [
-            ("option", f"{name} {value_text(made.value)} ({made.by}{': ' * bool(made.why)}{made.why})")
-            for name, made in config.decisions.items()
-        ]
-    n_auto = sum(made.by not in ("user", "preset") for name, made in config.decisions.items() if name != "size")
-    text = f"; {n_auto} options were left as auto: -v prints what decided each" if n_auto else ""
-    return [("options", f"size {config.size}{text}")]
+    return "\n".join(f"{name:<9} {text}" for name, text in [*rows, ("run", str(folder))])
 
 
 def how_it_runs(trainer: Trainer) -> str:

@@ -10,14 +10,12 @@ import torch
 from nerfkit.commands import StopSignals
 from nerfkit.commands.options import ViewOptions
 from nerfkit.training.run.load import load_run
-from nerfkit.viewer.page import Page, check_options, import_viser
+from nerfkit.viewer.page import Page, import_viser
 
 
 def main(options: ViewOptions) -> int:
-    check_options(options.viewer)
     import_viser()  # fails, if it does, before anything is loaded
     run = load_run(options.run, options.device, options.module, options.ops)
-    run.model.resolved(run.device)
     if options.data:
         run.config.data.path, run.config.data.sfm = options.data, ""
     leave_a_core(run.device)

@@ -12,7 +12,6 @@ from nerfkit.config.files import from_dict as from_dict
 from nerfkit.config.files import load as load
 from nerfkit.config.files import merged as merged
 from nerfkit.config.files import preset_path as preset_path
-from nerfkit.config.files import preset_values as preset_values
 from nerfkit.config.files import to_dict as to_dict
 from nerfkit.config.options import Box as Box
 from nerfkit.config.options import Config as Config
@@ -20,7 +19,6 @@ from nerfkit.config.options import DataConfig as DataConfig
 from nerfkit.config.options import EvalConfig as EvalConfig
 from nerfkit.config.options import ModelConfig as ModelConfig
 from nerfkit.config.options import OpsConfig as OpsConfig
-from nerfkit.config.options import ParallelConfig as ParallelConfig
 from nerfkit.config.options import ResolvedConfig as ResolvedConfig
 from nerfkit.config.options import SamplingConfig as SamplingConfig
 from nerfkit.config.options import TrainerConfig as TrainerConfig

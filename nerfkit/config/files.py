@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,7 +17,7 @@ from nerfkit.config.resolve import Decision, check, check_values
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
 from nerfkit.option_types import AUTO, Auto
-from nerfkit.reading import did_you_mean, read_regular, read_text_utf8, shown, typed
+from nerfkit.reading import did_you_mean, read_regular, read_text_utf8, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,62 +29,53 @@ DECISIONS, MAX_DECISIONS = "decisions.json", 2**20  # beside the config.toml of 
 # Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
     "out", "device", "data.path", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
-    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.schedule", "trainer.table_decay",
-    "trainer.save_every", "trainer.log_every", "trainer.capture", "trainer.deterministic", "trainer.preview_every",
-    "trainer.tensorboard", "eval.", "parallel.", "ops.",
+    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.save_every", "trainer.deterministic",
+    "trainer.preview_every", "trainer.tensorboard", "eval.", "ops.",
 )  # fmt: skip
 
 
-def load(paths: list[str] | list[Path], of_run: bool = False) -> Config:
-    """Defaults, changed by each file in turn; `of_run`: with what the scene decided of a run."""
-    config = merged(paths, of_run=of_run)
+def load(paths: list[str] | list[Path]) -> Config:
+    """Defaults, changed by each file in turn."""
+    config = merged(paths)
     check(config)
     return config
 
 
-def merged(paths: list[str] | list[Path], base: Config | None = None, of_run: bool = False) -> Config:
+def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
     """Defaults (or `base`), changed by each file in turn, which is checked by itself, to name it in errors.
 
     Values are not checked against each other: `check` does that, once the command line is known.
     """
     values = to_dict(base or Config())
     for path in paths:
-        changes = changes_of(path, of_run)
+        changes = changes_of(path)
         converted(changes, shown(preset_path(str(path))))
         values = _changed(values, changes)
     return converted(values, "configuration")
 
 
-def changes_of(path: str | Path, of_run: bool = False) -> dict[str, Any]:
+def changes_of(path: str | Path) -> dict[str, Any]:
     """What a file, or the preset of that name, says; of the options of a run what its scene did not decide, which is
-    in the frame of that run, unless `of_run`."""
+    in the frame of that run."""
     file = preset_path(str(path))
     values = read_toml(file)
-    if not of_run and file.with_name(DECISIONS).exists():
-        for option, decision in read_decisions(file.with_name(DECISIONS)).items():
-            group, _, name = option.rpartition(".")
-            if decision.by == "scene" and isinstance(values.get(group), dict):
-                values[group].pop(name, None)
+    for option, decision in read_decisions(file.parent).items():
+        group, _, name = option.rpartition(".")
+        if decision.by == "scene" and isinstance(values.get(group), dict):
+            values[group].pop(name, None)
     return values
 
 
-def read_decisions(file: Path) -> dict[str, Decision]:
-    """Who decided the options of a run that may be auto, and why; raises ConfigError."""
+def read_decisions(folder: Path) -> dict[str, Decision]:
+    """Who decided the options of a run that were auto, and why; none where the file is not there."""
+    file = folder / DECISIONS
+    if not os.path.exists(file):
+        return {}
     content = read_regular(file, MAX_DECISIONS, "the run's decisions", ConfigError)
     try:
-        found = msgspec.json.decode(content, type=dict[str, dict[str, Any]])
-        decisions = {name: Decision(**values) for name, values in found.items()}
-    except (msgspec.DecodeError, UnicodeError, TypeError) as error:
+        return msgspec.json.decode(content, type=dict[str, Decision])
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise ConfigError(f"{shown(file)} is not what nerfkit writes ({shown(str(error))}); edited?") from None
-    for name, decision in decisions.items():
-        if isinstance(decision.value, list):  # a box
-            decisions[name] = decision._replace(value=tuple(decision.value))
-    return decisions
-
-
-def preset_values(paths: Iterable[str]) -> dict[str, tuple[Any, str]]:
-    """What files and presets say, for `Config.resolved`: value and file by the option's full name."""
-    return {name: (value, path) for path in paths for name, value in flat(changes_of(path)).items()}
 
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -98,12 +88,7 @@ def preset_path(name: str) -> Path:
     installed = Path(__file__).parents[1] / "configs"
     folder = installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
     presets = {file.stem: file for file in sorted(folder.glob("*.toml"))}
-    if os.path.isdir(name) and name not in presets:
-        raise ConfigError(
-            f"the configuration {shown(name)} is a folder; a scene needs no --config: "
-            f"{shown(typed('nerfkit', 'train', name))}"
-        )
-    if os.path.exists(name) and not os.path.isdir(name):
+    if os.path.exists(name) and not (os.path.isdir(name) and name in presets):
         return Path(name)
     if name not in presets:
         raise ConfigError(

@@ -7,7 +7,6 @@ An option that scene, device or model decide is None, written auto: `Config.reso
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
@@ -22,7 +21,6 @@ from nerfkit.limits import MAX_LEVELS, MAX_RESOLUTION, OPS
 from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Words, integer, number
 
 Backend = Literal["auto", "torch", "cpp", "cuda"]
-Steps = integer(0, 10**9)
 Box = tuple[float, float, float, float, float, float]
 
 
@@ -65,7 +63,6 @@ class DataConfig:
     sfm: str = ""  # folder of camera poses that are found for photographs or a video; beside them if empty
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
-    max_views: integer(0, 10**9) = 0  # train on so many of the training views at most, evenly spaced; 0: on all
     masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
     background: auto("data.background", Literal["white", "black", "random"]) = None  # behind transparent pixels
     box: auto("data.box", Box, -1e6, 1e6) = None  # lowest and highest corner, in the coordinates of the files
@@ -88,8 +85,6 @@ class ModelConfig:
     hidden: auto("model.hidden", int, 1, 4096) = None  # width of the decoder's hidden layers
     encoder: Flag = True  # depthwise convolution along the ray, a residual on color
     aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, a residual on color
-    state: integer(1, 1024) = 16  # size of the LLTM's state
-    precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32
 
 
 @dataclass
@@ -103,7 +98,6 @@ class SamplingConfig:
     far: auto("sampling.far", float, 0, 1e30) = None  # no samples farther than this [scene units]
     occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None  # cells a side of the grid
     occupancy_threshold: auto("sampling.occupancy_threshold", float, 0, 1) = None  # least opacity that is rendered
-    min_transmittance: number(0, 0.99) = 1e-3  # a ray ends where its transmittance falls to this
 
 
 @dataclass
@@ -112,21 +106,14 @@ class TrainerConfig:
 
     steps: auto("trainer.steps", int, 1, 10**9) = None  # optimisation steps
     max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training and schedule end after this [s]; 0: never
-    samples: auto("trainer.samples", int, 1, 2**26) = None  # per step; the number of rays follows
-    max_rays: integer(1, 2**24) = 65536  # rays per step at most
+    samples: auto("trainer.samples", int, 1, 2**26) = None  # per step, or rays of a model without samples
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient
     learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # after the warm-up
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # at the last step
-    warmup: Steps = 100  # steps in which the learning rate rises
-    schedule: Literal["linear", "cosine", "exponential"] = "linear"  # how it falls to its final value
-    table_decay: auto("trainer.table_decay", float, 0, 100) = None  # a step shrinks the table by learning rate x this
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
     loss: str = ""  # package.module:function that replaces the squared error; see docs/python.md
-    background_warmup: Steps = 500  # first steps, with random backgrounds behind images with alpha, against fog
-    capture: Flag = True  # record a step as a CUDA graph, where all ops run on the cuda backend
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end
-    log_every: integer(1, 10**9) = 50  # steps between two lines of metrics.jsonl
     preview_every: integer(-1, 10**9) = -1  # nerfkit train: steps between pictures in previews/; 0: none; -1: about 30
     tensorboard: Flag = False  # nerfkit train: curves and pictures for TensorBoard, too; needs nerfkit[tensorboard]
 
@@ -137,17 +124,9 @@ class EvalConfig:
 
     split: auto("eval.split", str) = None  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
-    every: Steps = 0  # nerfkit train: steps between scores of some views, in metrics.jsonl and loss.png; 0: none
+    every: integer(0, 10**9) = 0  # nerfkit train: steps between scores of some views, for the log and loss.png; 0: none
     comparisons: integer(-1, 10**6) = 8  # views, evenly spread, saved as images of truth, render and error; -1: all
     lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; without it LPIPS is null
-
-
-@dataclass
-class ParallelConfig:
-    """Training on several GPUs, with a process each that torchrun starts; one process heeds none of it."""
-
-    steps_scale: number(0, 1) = 0.0  # share of trainer.steps that are trained; 0: 1 / processes, as many rays in all
-    precision: Literal["float32", "float16"] = "float32"  # in which the gradients of tables are added
 
 
 @dataclass
@@ -176,30 +155,22 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
 
-    def resolved(
-        self,
-        scene: Any = None,
-        device: Any = None,
-        model_class: Any = None,
-        presets: Mapping[str, tuple[Any, str]] = {},  # noqa: B006
-    ) -> ResolvedConfig:
+    def resolved(self, scene: Any = None, device: Any = None, model_class: Any = None) -> ResolvedConfig:
         """The options that run: none is auto. Nothing else decides, whoever asks.
 
         Args:
             scene: a `nerfkit.Scene`; None: nothing is known of it, as of an object in the default box.
             device: of the training; config.device if None.
             model_class: whose `recipe` holds; None: that of the model "field".
-            presets: `preset_values` of the files that options come from, to name them in the decisions.
 
         Returns a new configuration, whose `decisions` tell value, who decided, and why. With a scene or device, what
-        scene, device or model decided before is decided anew. Raises ConfigError for options that contradict each other
+        was decided before is decided anew. Raises ConfigError for options that contradict each other
         or the scene.
         """
         new = ResolvedConfig(**{f.name: deepcopy(getattr(self, f.name)) for f in fields(Config)})
-        new.decisions = decide(self, new, scene, device, model_class, presets)
+        new.decisions = decide(self, new, scene, device, model_class)
         return new
 
 

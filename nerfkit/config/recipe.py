@@ -34,8 +34,7 @@ class Facts:
 
     @property
     def is_place(self) -> bool:
-        """Whether what was photographed surrounds the object, or there is none."""
-        return self.frame is not None and self.frame.kind != "object"
+        return self.scene is not None and self.scene.is_place
 
     @property
     def radius(self) -> float:
@@ -54,7 +53,7 @@ class Condition(NamedTuple):
     """When a case decides."""
 
     text: str  # in the help: "6 with size small"
-    by: str  # what decides then: scene, device or model
+    by: str  # what decides then: scene, device, size or model
     holds: Callable[[Facts], bool]
 
 
@@ -68,7 +67,7 @@ class Found(NamedTuple):
 OTHERWISE = Condition("", "model", lambda facts: True)
 ON_A_CPU = Condition("on a CPU", "device", lambda facts: not facts.on_gpu)
 ON_A_GPU = Condition("on a GPU", "device", lambda facts: facts.on_gpu)
-SMALL = Condition("with size small", "device", lambda facts: facts.config.size == "small")
+SMALL = Condition("with size small", "size", lambda facts: facts.config.size == "small")
 A_PLACE = Condition("for a place", "scene", lambda facts: facts.is_place)
 UNBOUNDED = Condition("in unbounded space", "scene", lambda facts: facts.config.sampling.kind == "contracted")
 # Cameras around a scene, or within, see all sides of a surface, whose samples then have to be as close along a ray as
@@ -87,9 +86,6 @@ ENDS_THERE = Condition(
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.frame.kind == "object"),
 )  # fmt: skip
 FAST_RATE = 0.02
-AT_THAT_RATE = Condition(
-    f"at a learning rate of {FAST_RATE:g}", "model", lambda facts: facts.config.trainer.learning_rate == FAST_RATE
-)
 
 Recipe = dict[str, tuple[tuple[Any, Condition], ...]]
 
@@ -127,7 +123,6 @@ BASE: Recipe = {
     "trainer.optimizer": (("lazy_adam", OBJECT_ON_GPU), ("adam", OTHERWISE)),
     "trainer.learning_rate": ((0.01, OTHERWISE),),
     "trainer.final_learning_rate": ((0.001, SMALL), (0.0003, OTHERWISE)),
-    "trainer.table_decay": ((0.0, OTHERWISE),),
     "trainer.distortion": ((0.0, OTHERWISE),),
     "trainer.save_every": ((1000, SMALL), (2000, OTHERWISE)),
     "eval.split": (("test", OTHERWISE),),
@@ -144,7 +139,6 @@ FIELD: Recipe = BASE | {
     ),
     "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
     "trainer.learning_rate": ((FAST_RATE, OTHERWISE),),
-    "trainer.table_decay": ((0.1, AT_THAT_RATE), (0.0, OTHERWISE)),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
 }  # fmt: skip
 

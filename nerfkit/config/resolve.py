@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
-from nerfkit.config.recipe import BASE, CUBE, FIELD, SMALL, Facts, Found, Recipe
+from nerfkit.config.recipe import BASE, CUBE, FIELD, Facts, Found, Recipe
 from nerfkit.errors import ConfigError
-from nerfkit.limits import BACKENDS, CHOICES, MAX_INTERVALS, OPS, ladder_distances
+from nerfkit.limits import MAX_INTERVALS, ladder_distances
 from nerfkit.option_types import AUTO, LARGEST, Range
 from nerfkit.reading import did_you_mean, shown
 
@@ -21,32 +20,33 @@ MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
 MAX_TEXT = 4096  # characters of an option; the longest path
 
 
-class Decision(NamedTuple):
-    """The value of an option that may be auto."""
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """The value of an option that was left as auto."""
 
-    value: Any
-    by: str  # user, preset, scene, device or model
+    value: bool | int | float | str | tuple[float, ...]
+    by: str  # scene, device, size or model
     why: str
 
 
-def decide(
-    asked: Any, new: Any, scene: Any, device: Any, model_class: Any, presets: Mapping[str, tuple[Any, str]]
-) -> dict[str, Decision]:
+def decide(asked: Any, new: Any, scene: Any, device: Any, model_class: Any) -> dict[str, Decision]:
     """Set what is auto in `new`, a copy of the configuration `asked`, and tell who decided each such option."""
     for option in BASE:  # the word stands for None in Python, too
         target, name = _place_of(option, new)
         if getattr(target, name) == AUTO:
             setattr(target, name, None)
     check(new)
-    before, decisions = getattr(asked, "decisions", {}), {}
+    before = getattr(asked, "decisions", {})
+    decisions = {option: made for option, made in before.items() if getattr(*_place_of(option, new)) == made.value}
     if scene is not None or device is not None:
-        _forget(new, before)
+        for option in decisions:
+            setattr(*_place_of(option, new), None)
+        decisions = {}
     _take_from_scene(asked, new, scene)
     facts = Facts(new, scene, _is_gpu(device or new.device))
     for option, cases in _recipe_of(new, model_class).items():
         target, name = _place_of(option, new)
-        if (value := getattr(target, name)) is not None:
-            decisions[option] = _asked(option, value, before, presets)
+        if getattr(target, name) is not None:
             continue
         value, condition = next(((x, condition) for x, condition in cases if condition.holds(facts)), (None, None))
         if condition is None:
@@ -55,9 +55,7 @@ def decide(
         if isinstance(value, Found):
             value, why = value.of(facts), f"{value.text} {why}".strip()
         setattr(target, name, value)
-        by = decisions["size"].by if condition is SMALL else condition.by
-        decisions[option] = Decision(value, by, why or f"default of the model {new.model.kind}")
-    _check_near_and_far(new, decisions, scene)
+        decisions[option] = Decision(value, condition.by, why or f"default of the model {new.model.kind}")
     _check_split(asked, new, scene)
     check(new)
     return decisions
@@ -67,23 +65,6 @@ def _place_of(option: str, config: Any) -> tuple[Any, str]:
     """The group that an option is in, and its name there."""
     group, _, name = option.rpartition(".")
     return (getattr(config, group) if group else config), name
-
-
-def _forget(new: Any, before: Mapping[str, Decision]) -> None:
-    """Leave to be decided anew what nobody asked for."""
-    for option, decision in before.items():
-        target, name = _place_of(option, new)
-        if decision.by not in ("user", "preset") and getattr(target, name) == decision.value:
-            setattr(target, name, None)
-
-
-def _asked(option: str, value: Any, before: Mapping[str, Decision], presets: Mapping[str, tuple[Any, str]]) -> Decision:
-    """Who set an option that is not auto."""
-    if option in before and before[option].value == value:  # it was auto when these options were resolved
-        return before[option]
-    stated, preset = presets.get(option, (None, ""))
-    is_presets = (tuple(stated) if isinstance(stated, list) else stated) == value
-    return Decision(value, "preset", preset) if is_presets else Decision(value, "user", "")
 
 
 def _recipe_of(config: Any, model_class: Any) -> Recipe:
@@ -110,14 +91,14 @@ def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
     if scene is None:
         return
     if scene.source is not None:
-        for name, default in (("downscale", 1.0), ("max_views", 0), ("masks", "ignore")):
+        for name, default in (("downscale", 1.0), ("masks", "ignore")):
             stated, read = getattr(asked.data, name), getattr(scene.source, name)
             if stated not in (default, read):
                 raise ConfigError(
                     f"data.{name} is {stated}, but the scene was read with {read}; read it with the same options: "
                     "nerfkit.data.load.scene_of(config)"
                 )
-        for name in ("path", "sfm", "format", "downscale", "max_views", "masks"):
+        for name in ("path", "sfm", "format", "downscale", "masks"):
             setattr(new.data, name, getattr(scene.source, name))
         _check_unit_of_box(new.data.box, scene)
     if new.data.format == "auto":
@@ -133,21 +114,6 @@ def _check_unit_of_box(box: Any, scene: Any) -> None:
             "data.box is meant in the coordinates of the files, but the scene was read without it, in a frame that was "
             "found; give it when the scene is read: nerfkit.load_scene(path, box=...)"
         )
-
-
-def _check_near_and_far(config: Any, decisions: Mapping[str, Decision], scene: Any) -> None:
-    """Raise ConfigError if near is not below far, one of which the user may never have heard of."""
-    near, far = config.sampling.near, config.sampling.far
-    if near < far:
-        return
-    asked = {name: decisions[f"sampling.{name}"].by in ("user", "preset") for name in ("near", "far")}
-    whose = {name: "" if is_asked else ", as the scene has it" for name, is_asked in asked.items()}
-    frame = getattr(scene, "frame", None)
-    unit = f", of which one is {1 / frame.scale:.4g} in the files" if frame is not None else ""
-    raise ConfigError(
-        f"sampling.near ({near:g}{whose['near']}) must be below sampling.far ({far:g}{whose['far']}), in the model's "
-        f"units{unit}; lower near, or raise far"
-    )
 
 
 def _check_split(asked: Any, new: Any, scene: Any) -> None:
@@ -168,8 +134,6 @@ def check(config: Any) -> None:
     _check_box(config.data.box)
     _check_model(config.model)
     _check_sampling(config)
-    _check_decay(config.trainer)
-    _check_ops(config.ops)
 
 
 def check_values(options: Any, prefix: str) -> None:
@@ -230,7 +194,10 @@ def _check_model(model: Any) -> None:
 def _check_sampling(config: Any) -> None:
     near, far, step = config.sampling.near, config.sampling.far, config.sampling.step
     if None not in (near, far) and near >= far:
-        raise ConfigError(f"sampling.near ({near}) must be below sampling.far ({far})")
+        raise ConfigError(
+            f"sampling.near ({near:g}) must be below sampling.far ({far:g}), in the model's units; lower near, or "
+            "raise far (one that you have not given is the scene's)"
+        )
     if None in (near, far, step, config.sampling.kind, config.sampling.cone, config.data.box):
         return  # the scene decides yet
     if config.sampling.kind == "contracted":
@@ -247,22 +214,3 @@ def _check_sampling(config: Any) -> None:
             f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
             "intervals; raise it, or make the box smaller"
         )
-
-
-def _check_decay(trainer: Any) -> None:
-    rate, decay = max(trainer.learning_rate or 0, trainer.final_learning_rate or 0), trainer.table_decay or 0
-    if rate * decay >= 1:
-        raise ConfigError(
-            f"trainer.table_decay ({decay:g}) times the learning rate, up to {rate:g}, must be below 1, "
-            "or a step would turn the features round; lower one of them"
-        )
-
-
-def _check_ops(ops: Any) -> None:
-    for op, backend in ops.overrides.items():
-        if op not in OPS:
-            raise ConfigError(f"ops.overrides: no op '{shown(op)}', only {', '.join(OPS)}{did_you_mean(op, OPS)}")
-        if backend not in CHOICES:
-            raise ConfigError(
-                f"ops.overrides: unknown backend '{shown(backend)}' for {op}; choose auto, {', '.join(BACKENDS)}"
-            )

@@ -35,7 +35,7 @@ def scene_of(config: Config, frame: Frame | None = None, report: Callable[[str],
     data = config.data
     capture = load_capture(data.path, data.format, data.sfm, report, seeks_points=frame is None)
     scene = assemble(capture, data, frame, unbounded=config.sampling.kind == "contracted")
-    return replace(scene.with_fewer(data.max_views), source=data)
+    return replace(scene, source=data)
 
 
 def load_scene(

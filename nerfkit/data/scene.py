@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from nerfkit.config import DataConfig
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.capture import Note, Points, notes_of
+from nerfkit.data.capture import Note, Points
 from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, read_image, read_mask
 from nerfkit.data.scene_transform.frame import Frame
@@ -151,19 +151,6 @@ class Scene:
         if name not in self.views:
             raise SceneError(f"scene {self.name} has no split {name!r}; it has {', '.join(self.views)}")
         return self.views[name]
-
-    def with_fewer(self, max_views: int) -> Scene:
-        """The scene with `max_views` training views at most, evenly spaced in their order; 0: with all.
-
-        Frame and box stay those of the whole scene.
-        """
-        train = self.split("train")
-        n_all = len(train.cameras)
-        if not 0 < max_views < n_all:
-            return self
-        chosen = [(2 * part + 1) * n_all // (2 * max_views) for part in range(max_views)]  # the middle of each part
-        note = f"{max_views} of {n_all} training views, evenly spaced (data.max_views)"
-        return replace(self, views=self.views | {"train": train[chosen]}, notes=notes_of(*self.notes, note))
 
     def pixels_across(self, box: Sequence[float]) -> float | None:
         """Pixels that the longest side of a box of the model's frame is wide at its middle, in half of the training

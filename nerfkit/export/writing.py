@@ -44,14 +44,6 @@ def optional(module: str, what: str) -> ModuleType:
         raise UserError(f'{what} needs {package}, which is missing; type pip install "nerfkit[export]"') from None
 
 
-def formats_of(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise UserError(f"--formats {text!r}: unknown {', '.join(unknown) or 'nothing'}; choose of {','.join(known)}")
-    return names
-
-
 class Output:
     """The files `<stem>.<format>` of one export and `<stem>.export.json`, in RUN/export or where the user says.
 

@@ -83,7 +83,7 @@ class Model(nn.Module):
             sampler.agree(processes)
 
     def tables(self) -> list[Tensor]:
-        """Parameters that `trainer.table_decay` shrinks."""
+        """Parameters that shrink in training: `nerfkit.training.step.optim.decay_tables`."""
         return []
 
     def update(self, step: int) -> None:

@@ -34,11 +34,11 @@ class Renderer(Model):
 
     recipe = FIELD
     ops = ("spherical_harmonics", "composite")  # and those of its stages
+    half_precision = True
 
     def __init__(self, config: Config):
         super().__init__(config)
         config = self.config
-        self.half_precision = config.model.precision == "float16"
         self.sampler = build_sampler(config)
         self.grid = self.build_grid(config)
         channels = self.grid.n_features
@@ -59,7 +59,7 @@ class Renderer(Model):
 
     def build_aggregator(self, config: Config, channels: int) -> torch.nn.Module | None:
         """Encoded [N, channels], ray_offsets [R+1] -> state [N, n_state of the module]; or none."""
-        return RayAggregator(channels, config.model.state) if config.model.aggregator else None
+        return RayAggregator(channels) if config.model.aggregator else None
 
     def build_decoder(self, config: Config, channels: int, context: tuple[int, ...]) -> torch.nn.Module:
         """The networks for density and color, which sees `context`, widths of encoded features and state."""

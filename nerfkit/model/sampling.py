@@ -54,6 +54,7 @@ class OccupancySampler(OccupancyGrid):
     """
 
     ops = ("march", "count_visible", "compact_samples")
+    min_transmittance = 1e-3  # where a ray ends
     candidates_per_sample = 6.0  # of a capacity: marched intervals for each that is rendered
 
     @abstractmethod
@@ -95,7 +96,7 @@ class OccupancySampler(OccupancyGrid):
     def _kept(self, rays: Rays, marched: Intervals, density: Tensor, waits: bool) -> Intervals:
         """Of the marched intervals, with their `density` [M], the visible ones of an opacity that counts: a small part
         of all. NaN counts, for the loss has to show it."""
-        ray_offsets = offsets_from_counts(count_visible(density, *marched, self.config.min_transmittance))
+        ray_offsets = offsets_from_counts(count_visible(density, *marched, self.min_transmittance))
         n_rows = int(ray_offsets[-1]) if waits else len(marched.t_starts)
         _, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *marched, ray_offsets, n_rows)  # visible
         row = torch.arange(n_rows, device=ray_index.device)
@@ -121,7 +122,7 @@ class OccupancySampler(OccupancyGrid):
         density = torch.zeros_like(marched.t_starts)
         first = counts.clamp(max=FIRST_PASS_SAMPLES)
         _evaluate_density(rays, marched, density_fn, 0, first, density)
-        passes = count_visible(density, *marched, self.config.min_transmittance) > first  # [R]
+        passes = count_visible(density, *marched, self.min_transmittance) > first  # [R]
         others = torch.where(passes, counts - first, 0)
         _evaluate_density(rays, marched, density_fn, FIRST_PASS_SAMPLES, others, density)
         return density

@@ -62,7 +62,7 @@ class RayAggregator(nn.Module):
 
     ops = ("lltm",)
 
-    def __init__(self, n_input: int, n_state: int):
+    def __init__(self, n_input: int, n_state: int = 16):
         super().__init__()
         self.n_input, self.n_state = n_input, n_state
         bound = n_state**-0.5

@@ -22,7 +22,7 @@ from nerfkit.data.load import scene_of
 from nerfkit.data.readers.transforms.cameras_json import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, drawing_from, pick_device
-from nerfkit.errors import ConfigError, RunError, TrainingError
+from nerfkit.errors import RunError, TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import MODELS
 from nerfkit.ops import Resolved
@@ -40,6 +40,9 @@ from nerfkit.training.step.optim import adam, decay_tables, learning_rate, load_
 from nerfkit.training.step.randomness import random_states, restore_random_states
 from nerfkit.training.step.training_step import TrainingStep
 from nerfkit.version import versions
+
+BACKGROUND_STEPS = 500  # first ones, with random backgrounds behind images with alpha, against fog; an eighth at most
+LOG_EVERY = 50  # steps between two lines of metrics.jsonl; a twentieth of a short training
 
 
 class Trainer:
@@ -109,8 +112,6 @@ class Trainer:
             cameras, images = views.cameras, views.load()
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.model = built(config, kind if model is None else model, self.generator)
-        if config.trainer.table_decay and not self.model.tables():
-            raise ConfigError("trainer.table_decay: this model names no tables (`Model.tables`); set it to 0")
         self.cameras = cameras.to(self.device)
         with self._own():
             check_seen(self.model, self.cameras, config.data.box)
@@ -171,6 +172,11 @@ class Trainer:
         return self.step + max(0, math.ceil((self.config.trainer.steps - self.scheduled) / self.together.steps_at_once))
 
     @property
+    def log_every(self) -> int:
+        """Steps between two lines of the log."""
+        return min(LOG_EVERY, max(1, self.config.trainer.steps // 20))
+
+    @property
     def progress(self) -> float:
         """Share of the schedule that is done, 0 to 1."""
         limit = self.config.trainer.max_seconds
@@ -227,7 +233,7 @@ class Trainer:
         with bar:
             for step in self.steps() if not stopped else ():
                 bar.update()
-                if step % settings.log_every == 0:
+                if step % self.log_every == 0:
                     self._log(bar, folder)
                 if folder is not None and settings.save_every and step % settings.save_every == 0:
                     self.save(folder)
@@ -262,7 +268,7 @@ class Trainer:
         decay_tables(self.model, self.config.trainer, self.step, self.learning_rate())
         self.views.progress.fill_(self.progress)
         self.views.source.move_to(self.step)
-        self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
+        self.views.background.draw_at_random(self.step < min(BACKGROUND_STEPS, self.config.trainer.steps // 8))
         with deterministic(self.config.trainer.deterministic), self._own():
             self.together.before_update(self.step)
             self.model.update(self.step)
@@ -386,7 +392,7 @@ class Trainer:
         speed = f"{line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray"
         bar.set_postfix_str(f"PSNR {line['psnr']:.2f} dB, {speed}", refresh=False)
         if self.config.trainer.max_seconds and self.progress > 0:
-            at_next_log = self.step + self.config.trainer.log_every  # a bar beyond its total has no ETA
+            at_next_log = self.step + self.log_every  # a bar beyond its total has no ETA
             bar.total = max(at_next_log, round(self.step / self.progress))  # estimated from the time limit
         if folder is not None and self.processes.is_first:
             folder.append(LOG, json.dumps(line))

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -47,11 +47,6 @@ class TrainingViewerOptions(ViewerOptions):
     """A viewer in the browser, beside a training."""
 
     on: Annotated[Switch, tyro.conf.arg(name="viewer", prefix_name=False)] = False  # show the training in a browser
-
-
-def check_options(options: ViewerOptions) -> None:
-    """Raise ConfigError for an option out of its range."""
-    get_type_hints(ViewerOptions, include_extras=True)["port"].__metadata__[0].check("viewer.port", options.port)
 
 
 def own_names(host: str, more: Iterable[str] = ()) -> frozenset[str]:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from nerfkit import config as config_module
-from nerfkit.config import Config, Decision
-from nerfkit.config.files import DECISIONS, read_decisions
+from nerfkit.config import Config
+from nerfkit.config.files import read_toml
 from nerfkit.errors import RunError
 from nerfkit.reading import read_regular, shown, why_missing
 
@@ -70,12 +70,7 @@ def read_scene_as(kind: type[T], folder: Path) -> T:
 def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     check_is_run(folder)
-    return config_module.load([folder / CONFIG], of_run=True)
-
-
-def decisions_of(folder: Path) -> dict[str, Decision]:
-    """Who decided the options of a run that may be auto, and why; none where the file is not there."""
-    return read_decisions(folder / DECISIONS) if exists(folder / DECISIONS) else {}
+    return config_module.from_dict(read_toml(folder / CONFIG), shown(folder / CONFIG))
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -3,7 +3,7 @@
 
 .nerfkit                  names of nerfkit's files, the only ones that are replaced or deleted
 config.toml               every option, none of them auto
-decisions.json            of the options that may be auto: value, who decided (user, preset, scene, device, model), why
+decisions.json            of the options that were left as auto: value, who decided (scene, device, size, model), why
 checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.run.checkpoint)
 scene.json                number of the run's format, cameras of every split, up axis
 metrics.jsonl             one line per logged step, and per score of held-out views on the way
@@ -20,12 +20,14 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
 
 from nerfkit import config as config_module
 from nerfkit.config import Config, Decision
+from nerfkit.config.files import DECISIONS, read_decisions
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
@@ -36,13 +38,11 @@ from nerfkit.files import MARKER, OwnFolder
 from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import (
     CONFIG,
-    DECISIONS,
     LOG,
     PATHS,
     RUN_FORMAT,
     SCENE,
     check_is_run,
-    decisions_of,
     has_checkpoint,
     read_config,
     read_lines,
@@ -147,7 +147,7 @@ class RunFolder(OwnFolder):
 
     def save_description(self, config: Config, scene: RunScene) -> None:
         """Write the configuration, with the scene's absolute path, and the scene's cameras."""
-        for name, text in _description(config, scene, decisions_of(self.path)).items():
+        for name, text in _description(config, scene, read_decisions(self.path)).items():
             self.write(name, text)
 
     def check_resumable(self, config: Config, scene: RunScene | None = None) -> None:
@@ -185,9 +185,9 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
     path, lpips = (str(Path(name).expanduser().resolve()) if name else "" for name in named)
     config = replace(config, data=replace(config.data, path=path), eval=replace(config.eval, lpips=lpips))
     config_module.check(config)
-    decisions = dict(getattr(config, "decisions", {}))
-    decisions |= {name: old for name, old in before.items() if name in decisions and old.value == decisions[name].value}
-    written = {name: decision._asdict() for name, decision in decisions.items()}
+    decisions = {name: old for name, old in before.items() if attrgetter(name)(config) == old.value}
+    decisions |= getattr(config, "decisions", {})
+    written = {name: asdict(decision) for name, decision in decisions.items()}
     return {
         CONFIG: config_module.dumps(config),
         DECISIONS: json.dumps(written, indent=1),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nerfkit.config import OpsConfig, ResolvedConfig
+from nerfkit.config.files import read_decisions
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.pixels import background_color
@@ -21,7 +22,7 @@ from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model, import_models, model_class
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import CONFIG, SCENE, decisions_of, read_config
+from nerfkit.training.run.files import CONFIG, SCENE, read_config
 from nerfkit.training.run.folder import RunScene, read_scene
 from nerfkit.training.step.adjustments import ViewAdjustments
 
@@ -87,7 +88,7 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
     import_models(module)
     chosen = pick_device(device)
     config = config.resolved(None, chosen, model_class(config))
-    config.decisions = decisions_of(folder)
+    config.decisions = read_decisions(folder)
     scene = read_scene(folder)
     tensors, state = checkpoint.load(folder)
     model = build_model(config)

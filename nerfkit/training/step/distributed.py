@@ -34,7 +34,6 @@ class OneProcess:
 
     warm_up_steps = 3  # before a CUDA graph is recorded: libraries and allocator initialise themselves in them
     steps_at_once = 1.0  # of the schedule, in a step
-    half = False  # whether large gradients are added in float16, of a scaled loss
 
     def before_update(self, step: int) -> None:
         """Called before the model's update, in which the processes are to draw the same random numbers."""
@@ -76,7 +75,7 @@ class Distributed(OneProcess):
 
     Args:
         processes: that add.
-        config: uses seed and parallel.
+        config: uses seed.
         model: on one device, its parameters of one type.
         adjustments: what is learned of the views besides.
         generator: of the training.
@@ -94,8 +93,7 @@ class Distributed(OneProcess):
     ):
         self.processes, self.model, self.adjustments, self.generator = processes, model, adjustments, generator
         self.seed = config.seed
-        self.steps_at_once = 1 / (config.parallel.steps_scale or 1 / processes.size)
-        self.half = config.parallel.precision == "float16"
+        self.steps_at_once = float(processes.size)  # as many rays in all as of one process
         self.parameters = [p for p in (*model.parameters(), *adjustments.parameters()) if p.requires_grad]
         if len({p.dtype for p in self.parameters}) > 1:
             raise RunError("the model's parameters are of several types; with several processes they must be of one")
@@ -144,15 +142,12 @@ class Distributed(OneProcess):
         small = [gradient for gradient in gradients if gradient.numel() < LARGE]
         numbers = torch.cat([counts, means * self.share])  # [4 or 4 + T] float64
         packed = torch.cat([*(gradient.flatten() for gradient in small), numbers.to(gradients[0].dtype)])
-        sums = [gradient.half() if self.half else gradient for gradient in large]
-        for values in (*sums, packed):
+        for values in (*large, packed):
             self.processes.add(values)
-        if self.half and large:
-            torch._foreach_copy_(large, sums)
         *parts, numbers = packed.split([*(gradient.numel() for gradient in small), len(numbers)])
         if small:
             torch._foreach_copy_(small, [part.view_as(to) for part, to in zip(parts, small, strict=True)])
-        self.bytes_added = sum(values.nbytes for values in (*sums, packed))
+        self.bytes_added = sum(values.nbytes for values in (*large, packed))
         return numbers[:2].double(), numbers[2:].double()
 
     def meet(self) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,27 +10,25 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import TrainerConfig
+from nerfkit.config.recipe import FAST_RATE
 from nerfkit.model.base import Model
 from nerfkit.ops import lazy_adam
 
 DTYPES = (torch.float32, torch.float64)
 DECAY_EVERY = 16  # steps; a table is read and written as a whole, which would take a good part of each step's time
 
-FALLS = {  # learning_rate and final_learning_rate a and b, share p of the schedule that is done -> rate
-    "exponential": lambda a, b, p: a * (b / a) ** p,
-    "linear": lambda a, b, p: a + (b - a) * p,
-    "cosine": lambda a, b, p: b + (a - b) * (1 + math.cos(math.pi * p)) / 2,
-}
+TABLE_DECAY = 0.1  # of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md
+WARMUP = 100  # steps in which the learning rate rises; of a short training a tenth
 
 
 def learning_rate(settings: TrainerConfig, step: int, progress: float) -> float:
     """The rate of step number `step`, from 0, when a share `progress` of the schedule is done.
 
-    It rises in the warm-up, then falls as `trainer.schedule` says to its final value.
+    It rises in the warm-up, and falls linearly to its final value.
     """
-    warm = min(1.0, (step + 1) / max(settings.warmup, 1))
-    fall = FALLS[settings.schedule]
-    return warm * fall(settings.learning_rate, settings.final_learning_rate, min(progress, 1.0))
+    first, last = settings.learning_rate, settings.final_learning_rate
+    warm = min(1.0, (step + 1) / max(min(WARMUP, settings.steps // 10), 1))
+    return warm * (first + (last - first) * min(progress, 1.0))
 
 
 @torch.no_grad()
@@ -43,9 +40,9 @@ def decay_tables(model: Model, settings: TrainerConfig, step: int, rate: float) 
     beside the optimiser's step, so that all features shrink alike, whatever their gradients. Source: I. Loshchilov and
     F. Hutter, "Decoupled weight decay regularization" (arXiv:1711.05101).
     """
-    if settings.table_decay and step % DECAY_EVERY == 0:
+    if settings.learning_rate == FAST_RATE and step % DECAY_EVERY == 0:
         for table in model.tables():
-            table.mul_((1 - rate * settings.table_decay) ** DECAY_EVERY)
+            table.mul_((1 - rate * TABLE_DECAY) ** DECAY_EVERY)
 
 
 def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimizer:

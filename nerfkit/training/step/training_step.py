@@ -23,7 +23,7 @@ from nerfkit.training.step.adjustments import ViewAdjustments
 from nerfkit.training.step.distributed import OneProcess
 from nerfkit.training.step.losses import LossError, TrainingLoss
 
-MIN_RAYS = 64
+MIN_RAYS, MAX_RAYS = 64, 65536
 TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted to: samples vary from step to step
 LOSS_SCALE = 1024.0  # initial; keeps gradients in half precision from underflowing
 MAX_NONFINITE_STEPS = 10  # in a row, after which training in half precision has failed
@@ -58,10 +58,8 @@ class TrainingStep:
         self.optimizer, self.loss, self.together = optimizer, loss, together
         self.device = device = views.device
         self.longest_ray = model.max_samples_per_ray
-        first = settings.max_rays  # as if each had the maximum number of samples
-        if self.longest_ray is not None:
-            first = int(min(max(settings.samples / self.longest_ray, MIN_RAYS), settings.max_rays))
-        self.n_rays = torch.tensor(first, device=device)
+        first = settings.samples / (self.longest_ray or 1)  # as if each ray had as many samples as there can be
+        self.n_rays = torch.tensor(int(min(max(first, MIN_RAYS), MAX_RAYS)), device=device)
         self.term_names: tuple[str, ...] = ()  # known after the first step
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # rays, samples, pixel error, loss, its terms
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)  # losses in a row that were not finite
@@ -70,7 +68,7 @@ class TrainingStep:
         self.backends = ops.choices()
         self.static_shapes = self._can_be_recorded()
         # Skips a step whose gradients are not finite, and lowers the loss scale.
-        is_half = (model.half_precision and device.type == "cuda") or together.half
+        is_half = model.half_precision and device.type == "cuda"
         self.scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=is_half)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # for capture
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -156,7 +154,7 @@ class TrainingStep:
     def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor | None, Tensor]:
         """Terms of the loss, the pixels' error, mask [R] of the rays in its mean, their number of samples, if any, and
         weights [R]."""
-        n_rays = self.settings.max_rays if self.static_shapes else int(self.n_rays)
+        n_rays = MAX_RAYS if self.static_shapes else int(self.n_rays)
         batch = self.views.draw(n_rays)
         active = torch.arange(n_rays, device=self.device) < self.n_rays  # [R]
         rays = self.adjustments.rays(batch.rays)
@@ -180,7 +178,7 @@ class TrainingStep:
         target = self.settings.samples * (TARGET_FILL if self.static_shapes else 1.0)
         wanted = n_complete * target / n_samples.clamp(min=1)
         # By a factor of 2 at most: the sample counts of early steps predict little.
-        wanted = wanted.clamp(n_complete / 2, n_complete * 2).clamp(MIN_RAYS, self.settings.max_rays)
+        wanted = wanted.clamp(n_complete / 2, n_complete * 2).clamp(MIN_RAYS, MAX_RAYS)
         self.n_rays.copy_(wanted)
 
     def _run_on_capture_stream(self) -> None:
@@ -210,7 +208,7 @@ class TrainingStep:
 
     def _can_be_recorded(self) -> bool:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""
-        if self.device.type != "cuda" or not self.settings.capture:
+        if self.device.type != "cuda":
             return False
         if self.longest_ray is None or self.model.silent_modules:
             return False
