@@ -75,7 +75,7 @@ def test_a_broken_checkpoint_never_becomes_the_previous(folder, is_cut: bool):
     save_steps(folder, 1, 2)
     file = folder.path / checkpoint.NEWEST
     content = file.read_bytes()
-    folder.written.clear()
+    folder.whole.clear()
     file.write_bytes(content[:-100] if is_cut else content[:-1] + bytes([content[-1] ^ 1]))
     save_steps(folder, 3)
     assert checkpoint.load(folder.path)[1]["step"] == 3

@@ -167,7 +167,7 @@ def test_a_path_is_kept_rendered_and_played(viewer, browser, session, folder):
     viewer.later(lambda: panel.files._save(session, panel.path.copy()))
     file = wait_for(lambda: next(iter(folder.glob("paths/path_*.json")), None))
     assert len(read_path(file, (8, 8))) == 6
-    assert "paths/" in RunFolder.existing(folder).names()
+    assert "paths/" in RunFolder.existing(folder).names
     viewer.later(lambda: panel.video._start(session))
     assert wait_for(lambda: [m for m in browser.messages if m["type"] == "FileTransferPart"])
     assert wait_for(lambda: panel.video.client is None and not viewer.engine.jobs)

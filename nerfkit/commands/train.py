@@ -27,7 +27,7 @@ from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import METRICS, in_one_line, read_config
+from nerfkit.training.run.files import in_one_line, read_config
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.step.randomness import seed_everything
@@ -163,7 +163,6 @@ def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: 
         return RunFolder.for_new_run(path, options.overwrite)
     folder = RunFolder.existing(path)
     folder.lock()
-    folder.remove_leftovers(but=(METRICS,))  # which scoring may be writing
     folder.check_resumable(config, describe(scene))
     return folder
 
@@ -228,6 +227,8 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
     views = scene.split(split)
     print(f"scoring {len(views.files)} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
     trainer.model.eval()
+    if trainer.processes.is_first:
+        folder.lock()
     try:
         metrics = evaluate(trainer.model, config, views, state, folder, trainer.device, "", trainer.processes)
     except KeyboardInterrupt:
@@ -235,6 +236,8 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
             command = as_typed("eval", folder.path, *own_module(config))
             print(f"\nthe training is complete and saved; to score it:\n  {command}")
         raise
+    finally:
+        folder.unlock()
     print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
     print(where_compared(metrics, folder.path, split))
     return metrics

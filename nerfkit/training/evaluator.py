@@ -212,9 +212,9 @@ def _comparison_folder(folder: RunFolder, name: str, files: set[str]) -> OwnFold
         if name != OWN_SCORES:
             folder.child(OWN_SCORES, "scores")  # its parent folder
         found = folder.child(name, "scores")
-        earlier = {file for file in found.names() if file.endswith(".png")} - files  # of another checkpoint
+        earlier = {file for file in found.names if file.endswith(".png")} - files  # of another checkpoint
         if earlier:  # the first process has removed them: the others do not disturb it
-            found.clear(keep=found.names() - earlier)
+            found.clear(earlier)
         return found
     except RunError as error:
         if name != OWN_SCORES:

@@ -2,8 +2,7 @@
 """Checkpoints: one safetensors file with the state as JSON in its header and a checksum of both; no pickle.
 
 Each file is self-contained, and the last two are kept: `checkpoint.safetensors`, which exists at every moment from
-the first save on, and `checkpoint.previous.safetensors`. `checkpoint.json` is a readable copy of
-the state.
+the first save on, and `checkpoint.previous.safetensors`.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError
 from nerfkit.files import OwnFolder
-from nerfkit.training.run.files import NEWEST, PREVIOUS, STATE
+from nerfkit.training.run.files import CONFIG, NEWEST, PREVIOUS
 from nerfkit.training.run.files import has_checkpoint as exists
 
 FORMAT_VERSION = 3
@@ -41,13 +40,13 @@ def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -
     data = safetensors.torch.save(tensors, metadata={"state": text, "checksum": checksum(tensors, text)})
     try:
         folder.write(NEWEST, data, PREVIOUS if _is_intact(folder) else None)
-        folder.write(STATE, json.dumps(state, indent=1))
     except RunError as error:
-        raise RunError(f"cannot save the checkpoint in {folder.path}: {error}; the last one is kept") from None
+        kept = "; the last one is kept" if exists(folder.path) else ""
+        raise RunError(f"cannot save the checkpoint in {folder.path}: {error}{kept}") from None
 
 
-def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state of the newest intact checkpoint; warns if that is not the newest one.
+def load(folder: Path, whole: set[str] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and state of the newest intact checkpoint, whose name is added to `whole`; warns if it is not the newest.
 
     Raises RunError if there is none, or it is of another format version.
     """
@@ -61,6 +60,8 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 continue
             if problems:
                 warnings.warn(f"{folder}: {problems[0]}; using {path.name} of step {state['step']}", stacklevel=2)
+            if whole is not None:
+                whole.add(path.name)
             return tensors, state
         elif path.name == NEWEST:
             problems.append(f"{path.name} is missing")
@@ -75,6 +76,17 @@ def part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
+def fill(module: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Fill `module` from that part of a checkpoint's tensors; raises RunError if they do not fit."""
+    try:
+        module.load_state_dict(part(tensors, name))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"the checkpoint in {folder} does not fit {CONFIG} beside it; was that edited? ({reason[:200]})"
+        ) from None
+
+
 def checksum(tensors: dict[str, Tensor], state: str) -> str:
     """CRC-32 of the state and of every tensor's name, type, shape and bytes, in the order of their names."""
     crc = zlib.crc32(state.encode())
@@ -86,9 +98,9 @@ def checksum(tensors: dict[str, Tensor], state: str) -> str:
 
 
 def _is_intact(folder: OwnFolder) -> bool:
-    """Whether the newest checkpoint can become the previous one; what this process wrote is not read again."""
+    """Whether the newest checkpoint can become the previous one; what this process wrote or read is not read again."""
     try:
-        if NEWEST not in folder.written:
+        if NEWEST not in folder.whole:
             _read(folder.path / NEWEST)
         with safetensors.safe_open(folder.path / NEWEST, framework="pt"):  # of the length in its header
             return True

@@ -18,7 +18,7 @@ from nerfkit.reading import read_regular, shown, why_missing
 
 RUN_FORMAT = 1  # of all files of a run, in its scene.json: another one where this nerfkit cannot read what they hold
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
-NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
+NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT = "loss.png"
 PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders

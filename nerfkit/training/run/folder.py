@@ -20,7 +20,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ class RunFolder(OwnFolder):
     """The folder of one run, new or existing."""
 
     def __init__(self, path: str | Path, overwrite: bool = False):
-        super().__init__(Path(path), "run")
+        super().__init__(path, "run")
         self.overwrite = overwrite
 
     @classmethod
@@ -109,12 +108,11 @@ class RunFolder(OwnFolder):
         """
         folder = cls(path, overwrite)
         if folder.check_free():
-            folder.lock()
-            folder._check_no_run()
-        folder.check_writable()
+            folder._lock_for_new_run()
         return folder
 
-    def _check_no_run(self) -> None:
+    def _lock_for_new_run(self) -> None:
+        self.lock()
         if has_checkpoint(self.path) and not self.overwrite:
             self.unlock()
             raise RunError(
@@ -127,21 +125,19 @@ class RunFolder(OwnFolder):
         """The folder of an existing run; raises RunError if it is none, or lost its marker."""
         folder = cls(path)
         check_is_run(folder.path)
-        if not exists(folder.path / MARKER):
+        if not folder.read():
             raise RunError(
                 f"{shown(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
                 "copy the run again, with its hidden files"
             )
-        folder.check_free()
         return folder
 
     def start(self, config: Config, scene: RunScene) -> None:
         """Replace an earlier run's files by this run's description; raises RunError if another run started here."""
         files = _description(config, scene)  # fails before anything is deleted
         self.claim()
-        self.lock()
-        self._check_no_run()
-        self.clear(keep=(f"{PATHS}/",))
+        self._lock_for_new_run()
+        self.clear(self.names - {f"{PATHS}/"})
         for name, text in files.items():
             self.write(name, text)
 

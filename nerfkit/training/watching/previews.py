@@ -94,10 +94,7 @@ class Previews:
 
         def open_folder() -> None:
             self.folder = folder.child(PREVIEWS, PREVIEWS)
-            self.folder.remove_leftovers()
-            later = {_file_name(step) for step in self.steps() if step > trainer.step}
-            if later:
-                self.folder.clear(keep=self.folder.names() - later)
+            self.folder.clear(_file_name(step) for step in self.steps() if step > trainer.step)
 
         trainer.on_step.append(self.after_step)
         self._passed = places_passed(trainer.progress)
@@ -117,7 +114,7 @@ class Previews:
 
     def steps(self) -> list[int]:
         """Steps of the pictures that there are."""
-        found = (PICTURE.fullmatch(name) for name in self.folder.names() if self.folder.owns(name))
+        found = (PICTURE.fullmatch(name) for name in self.folder.names if self.folder.owns(name))
         return sorted(int(picture[1]) for picture in found if picture)
 
     def _draw(self, trainer: Trainer, most: float) -> None:
