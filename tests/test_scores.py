@@ -198,7 +198,7 @@ def test_the_command_writes_them_all(options, tmp_path):
     assert [line["step"] for line in read_scores(run)] == [10, 20, 30]
     names = {file.name for file in (run / "previews").iterdir()} - {".nerfkit"}
     pictures = {f"{step:06d}.png" for step in (10, 20, 30)}
-    assert names == pictures | {"truth.png", "strip.png", "progress.gif", "progress.mp4"}
+    assert names == pictures | {"truth.png", "strip.png", "progress.gif"}
     assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
     assert run_main(train, *options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0") == 0
     assert not (run / "previews").exists() and read_scores(run) == []

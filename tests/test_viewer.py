@@ -17,11 +17,11 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
 from nerfkit.crop import Crop, read_crop
+from nerfkit.device import seed_everything
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import Keyframe, read_path
 from nerfkit.training.run.folder import RunFolder
-from nerfkit.training.step.randomness import seed_everything
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.frames import OUTPUTS, rotation_of, vertical_fov

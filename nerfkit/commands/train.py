@@ -19,7 +19,7 @@ from nerfkit.config.recipe import value_text
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_images
-from nerfkit.device import check_memory, pick_device
+from nerfkit.device import check_memory, pick_device, seed_everything
 from nerfkit.errors import RunError, SceneError
 from nerfkit.metrics import Lpips
 from nerfkit.model.registry import import_models, model_bytes, model_class
@@ -30,7 +30,6 @@ from nerfkit.training.evaluator import check_scorable, evaluate
 from nerfkit.training.run.files import in_one_line, read_config
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.step.losses import loss_function
-from nerfkit.training.step.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.progress import Progress, summary_writer
 from nerfkit.viewer.page import Page

@@ -29,7 +29,7 @@ from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import typed
 from nerfkit.training.building import built, check_seen, class_of
-from nerfkit.training.run import checkpoint, snapshot
+from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import LOG
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.step.adjustments import ViewAdjustments
@@ -299,7 +299,7 @@ class Trainer:
         self.check_finite()
         folder = self._folder(folder)
         self.model.agree(self.processes)
-        tensors, state = snapshot.taken(self)
+        tensors, state = checkpoint.taken(self)
         self._saved_step = self.step
         if self.processes.is_first:
             checkpoint.save(folder, tensors, state)
@@ -322,7 +322,7 @@ class Trainer:
         folder = folder if isinstance(folder, RunFolder) else RunFolder.existing(folder)
         folder.check_resumable(self.config, None if self.scene is None else describe(self.scene))
         tensors, state = checkpoint.load(folder.path, folder.whole)
-        scheduled = snapshot.put_back(self, tensors, state, folder.path)
+        scheduled = checkpoint.put_back(self, tensors, state, folder.path)
         self._popped_at, self._saved_step, self.folder = self.seconds, self.step, folder
         self._resumed_at = self.step, scheduled
         self.together.resume(self.step, self.seconds)

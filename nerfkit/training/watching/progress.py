@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -15,14 +14,14 @@ from torch import Tensor
 from nerfkit.config import Config
 from nerfkit.data.images.pixels import background_color
 from nerfkit.data.scene import Scene, Views
-from nerfkit.errors import RunError, UserError
+from nerfkit.errors import UserError
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
 from nerfkit.training.evaluator import SCORES, beside_truth, evenly_chosen, pixels_that_count, psnr_of
 from nerfkit.training.run.files import LOG, LOSS_PLOT, TENSORBOARD, TEST_PSNR, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
-from nerfkit.training.watching.previews import Previews, shown_view
+from nerfkit.training.watching.previews import Previews, Watcher, shown_view
 
 EVENTS = "events.out.tfevents.*"
 SCORED_VIEWS = 8  # of a test split, at a time: training waits for them
@@ -55,11 +54,8 @@ class Progress:
         """Write into `folder` while it is trained."""
         self.folder, trainer = folder, self.trainer
         if trainer.config.trainer.tensorboard and trainer.processes.is_first:
-            try:
-                self.board = TensorBoard(folder, trainer.step)
-                self.board.attach(trainer, self.previews)
-            except (RunError, OSError) as error:  # files of somebody else, a full disk: the training is worth more
-                print(f"nothing is written for TensorBoard: {error}")
+            self.board = TensorBoard(folder, trainer.step)
+            self.board.attach(trainer, self.previews)
         if self.scores is not None:
             self.scores.attach(trainer, folder)
         if self.previews is not None:
@@ -137,19 +133,23 @@ def summary_writer() -> Any:
     return SummaryWriter
 
 
-class TensorBoard:
+class TensorBoard(Watcher):
     """Writes what is logged: `train/...`, scores of held-out views on the way and at the end, and pictures.
 
     A run that goes on continues its curves: what an earlier part wrote of later steps is dropped by TensorBoard.
     """
 
+    what = "nothing more is written for TensorBoard"
+
     def __init__(self, folder: RunFolder, step: int):
-        self.folder = folder.child(TENSORBOARD, TENSORBOARD)
-        before = set(self.folder.path.glob(EVENTS))
-        self.writer = summary_writer()(str(self.folder.path), purge_step=step + 1)
-        for file in set(self.folder.path.glob(EVENTS)) - before:
-            self.folder.note(file.name, is_there=True)
-        self._failed = False
+        def open_folder() -> None:
+            own = folder.child(TENSORBOARD, TENSORBOARD)
+            before = set(own.path.glob(EVENTS))
+            self.writer = summary_writer()(str(own.path), purge_step=step + 1)
+            for file in set(own.path.glob(EVENTS)) - before:
+                own.note(file.name, is_there=True)
+
+        self.attempt(open_folder)
 
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
         """Write what `trainer` logs, and the pictures."""
@@ -177,20 +177,10 @@ class TensorBoard:
 
     def close(self) -> None:
         """Write what is left."""
-        self._attempt(self.writer.close)
+        self.attempt(lambda: self.writer.close())
 
     def _add(self, kind: str, *values: Any, **options: Any) -> None:
-        self._attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))
-
-    def _attempt(self, act: Callable[[], object]) -> None:
-        """Do something, unless that failed before: a full disk ends no training."""
-        if self._failed:
-            return
-        try:
-            act()
-        except OSError as error:
-            self._failed = True
-            print(f"nothing more is written for TensorBoard: {error}")
+        self.attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))
 
 
 def plot_training(folder: RunFolder) -> None:
