@@ -115,8 +115,9 @@ def test_runs_are_not_overwritten_unless_asked(small_config, scene, tmp_path):
     run.unlock()  # as of one that was killed before its first checkpoint
     started_run(path, small_config, scene)
     (path / "notes.txt").write_text("mine")
-    with raises_naming(RunError, path, "--resume", "--overwrite"):
-        RunFolder.for_new_run(path)
+    for way in (path, tmp_path / "new" / ".." / "run"):
+        with raises_naming(RunError, path, "--resume", "--overwrite"):
+            RunFolder.for_new_run(way)
     again = RunFolder.for_new_run(path, overwrite=True)
     assert checkpoint.load(path)[1]["step"] == 7, "still there"
     again.start(small_config, scene)

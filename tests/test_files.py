@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from nerfkit import files
-from nerfkit.errors import RunError
+from nerfkit.commands import eval, inspect
+from nerfkit.errors import RunError, UserError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import LOG, read_log
+from nerfkit.training.run.folder import RunFolder, RunScene
 from nerfkit.training.watching.progress import plot_training
 from tests.naming import raises_naming
+from tests.processes import run_main
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
 LINE = {"step": 10, "seconds": 1.0, "loss": 0.1, "psnr": 10.0}
@@ -32,6 +35,12 @@ def test_a_folder_that_cannot_be_made_is_found_before_it_is(tmp_path):
     assert os.listdir(tmp_path) == []
     with raises_naming(RunError, "/proc/foo/run"):
         OwnFolder("/proc/foo/run", "run").check_free()
+
+
+def test_inspect_makes_no_folder_without_a_scene(tmp_path):
+    with raises_naming(UserError, tmp_path / "nowhere"):
+        run_main(inspect, tmp_path / "nowhere", "--out", tmp_path / "page")
+    assert os.listdir(tmp_path) == []
 
 
 def test_no_link_is_followed(tmp_path):
@@ -228,6 +237,22 @@ def test_another_run_in_a_folder_of_this_one_is_not_cleared(tmp_path):
     own_folder(tmp_path / "run" / "eval").write("checkpoint", "another run's")
     folder.clear()
     assert (tmp_path / "run" / "eval" / "checkpoint").exists()
+
+
+def test_a_folder_within_is_listed_before_it_is_there(tmp_path, monkeypatch):
+    """So that a kill between both leaves nothing that stays for ever."""
+    folder = own_folder(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(OwnFolder, "claim", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        folder.child("eval", "scores")
+    assert own_folder(tmp_path).names == {"eval/"}
+
+
+def test_eval_waits_for_a_training_in_the_same_run(tmp_path, small_config):
+    training = RunFolder(tmp_path / "run")
+    training.start(small_config, RunScene("toy", (0.0, 0.0, 1.0), {}))
+    with raises_naming(RunError, tmp_path / "run", "another process"):
+        run_main(eval, tmp_path / "run")
 
 
 def test_a_folder_that_was_moved_is_not_written_to_where_another_came(tmp_path):

@@ -334,7 +334,7 @@ class Trainer:
         elif not self.processes.is_first:
             self.folder = RunFolder(folder)
         elif self.folder is None or self.folder.path.resolve() != Path(folder).resolve():
-            new = RunFolder.for_new_run(folder)
+            new = RunFolder(folder)
             if self.scene is not None:
                 scene = describe(self.scene)
             else:  # the training cameras are all that is known of it

@@ -59,20 +59,19 @@ def load(folder: Path, whole: set[str] | None = None) -> tuple[dict[str, Tensor]
     """
     problems = []
     for path in (folder / NEWEST, folder / PREVIOUS):
-        if path.exists():
-            try:
-                tensors, state = _read(path)
-            except BROKEN as error:
-                problems.append(f"{path.name} is damaged or no checkpoint ({' '.join(str(error).split())[:200]})")
-                continue
+        try:
+            tensors, state = _read(path)
+        except FileNotFoundError:
+            problems.append(f"{path.name} is missing")
+        except BROKEN as error:
+            problems.append(f"{path.name} is damaged or no checkpoint ({' '.join(str(error).split())[:200]})")
+        else:
             if problems:
                 warnings.warn(f"{folder}: {problems[0]}; using {path.name} of step {state['step']}", stacklevel=2)
             if whole is not None:
                 whole.add(path.name)
             return tensors, state
-        elif path.name == NEWEST:
-            problems.append(f"{path.name} is missing")
-    if problems and exists(folder):
+    if exists(folder):
         raise RunError(f"no intact checkpoint in {folder}: {'; '.join(problems)}")
     raise RunError(f"no checkpoint in {folder}; is it a run folder?")
 

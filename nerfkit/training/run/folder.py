@@ -164,11 +164,10 @@ class RunFolder(OwnFolder):
             )
         differences = scene_differences(read_scene(self.path), scene) if scene else []
         if differences:
-            more = f", and {len(differences) - SHOWN_DIFFERENCES} more" if len(differences) > SHOWN_DIFFERENCES else ""
             raise RunError(
                 f"cannot resume {self.path}: the scene is not the one that the run was trained on: "
-                f"{'; '.join(differences[:SHOWN_DIFFERENCES])}{more}. Give the run's scene with --data.path, or train "
-                "a new run with another --out instead of --resume"
+                f"{'; '.join(differences[:SHOWN_DIFFERENCES])}. Give the run's scene with --data.path, or train a new "
+                "run with another --out instead of --resume"
             )
 
 

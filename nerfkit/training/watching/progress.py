@@ -15,9 +15,10 @@ from nerfkit.config import Config
 from nerfkit.data.images.pixels import background_color
 from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import UserError
+from nerfkit.metrics import psnr
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training.evaluator import SCORES, beside_truth, evenly_chosen, pixels_that_count, psnr_of
+from nerfkit.training.evaluator import SCORES, beside_truth, evenly_chosen, pixels_that_count
 from nerfkit.training.run.files import LOG, LOSS_PLOT, TENSORBOARD, TEST_PSNR, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
@@ -117,7 +118,7 @@ class ScoresOverTime:
             own = []
             for view in range(len(self.cameras)):
                 truth, rendered, counts = beside_truth(image_of, self.images, self.views, self.cameras, view)
-                own.append(psnr_of(rendered["rgb"], truth, counts))
+                own.append(psnr(rendered["rgb"], truth, counts))
         return sum(sum(share) for share in self.processes.gathered(own)) / self.n_views
 
 
