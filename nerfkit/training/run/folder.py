@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,6 @@ from nerfkit.training.run.files import (
     read_lines,
     read_scene_as,
 )  # fmt: skip
-
-SHOWN_DIFFERENCES = 3
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class RunFolder(OwnFolder):
         if differences:
             raise RunError(
                 f"cannot resume {self.path}: the scene is not the one that the run was trained on: "
-                f"{'; '.join(differences[:SHOWN_DIFFERENCES])}. Give the run's scene with --data.path, or train a new "
+                f"{'; '.join(differences)}. Give the run's scene with --data.path, or train a new "
                 "run with another --out instead of --resume"
             )
 
@@ -197,23 +195,23 @@ def run_frame(folder: Path) -> Frame | None:
 
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
-    """Descriptions of differences in cameras, image names and sizes between `old` and `new`; of `splits`, or all."""
-    return [text for split in splits or old.splits for text in _differences(old, new, split)]
+    """How cameras, image names or sizes differ first between `old` and `new`, of each split; of `splits`, or all."""
+    found = (_difference(split, old.splits.get(split), new.splits.get(split)) for split in splits or old.splits)
+    return [text for text in found if text]
 
 
-def _differences(old: RunScene, new: RunScene, split: str) -> Iterator[str]:
-    before, after = old.splits.get(split), new.splits.get(split)
+def _difference(split: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
     if before is None or after is None:
-        yield f"it has {'no' if after is None else 'new'} {split} views"
-    elif (size := (after.get("w"), after.get("h"))) != (was := (before.get("w"), before.get("h"))):
-        yield "{} images are {}x{} instead of {}x{}".format(split, *size, *was)
-    elif len(after["frames"]) != len(before["frames"]):
-        yield f"it has {len(after['frames'])} {split} views instead of {len(before['frames'])}"
-    else:
-        for index, (given, is_now) in enumerate(zip(before["frames"], after["frames"], strict=True)):
-            keys = [key for key in given if not _same(given[key], is_now.get(key))]
-            if keys:
-                yield f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ"
+        return f"it has {'no' if after is None else 'new'} {split} views"
+    if (size := (after.get("w"), after.get("h"))) != (was := (before.get("w"), before.get("h"))):
+        return "{} images are {}x{} instead of {}x{}".format(split, *size, *was)
+    if len(after["frames"]) != len(before["frames"]):
+        return f"it has {len(after['frames'])} {split} views instead of {len(before['frames'])}"
+    for index, (given, is_now) in enumerate(zip(before["frames"], after["frames"], strict=True)):
+        keys = [key for key in given if not _same(given[key], is_now.get(key))]
+        if keys:
+            return f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ"
+    return ""
 
 
 def _same(a: Any, b: Any) -> bool:
