@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -108,8 +107,3 @@ def active_crop(run: Path, frame: Frame | None) -> Crop | None:
     """The crop of a run folder, if it has one that is on."""
     found = read_crop(run, frame)
     return found[0] if found is not None and found[1] else None
-
-
-def write_crop(write: Callable[[str, str], None], crop: Crop, on: bool = True) -> None:
-    """Write a run's crop; `write` is the `RunFolder.write` of it."""
-    write(CROP, crop.to_json(on))

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice and name of the device, free memory, determinism."""
+"""Choice and name of the device, free memory, determinism, seeds."""
 
 from __future__ import annotations
 
 import os
 import platform
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from nerfkit.errors import RunError
@@ -120,6 +122,13 @@ def generator_on(device: torch.device) -> torch.Generator | None:
     """What to draw from on a device: the generator of the training that this thread is in; None: torch's own."""
     generator = _drawing.generator
     return generator if generator is not None and generator.device.type == device.type else None
+
+
+def seed_everything(seed: int) -> None:
+    """Seed all sources of randomness."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -43,7 +43,7 @@ def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> 
             os.replace(kept, keep)
         os.replace(temporary, path)
     except (OSError, UnicodeError) as error:
-        raise _not_written(path, error) from None
+        raise failed("write", path, error) from None
     finally:
         for left in (temporary, kept):
             with contextlib.suppress(OSError):  # the error that came before is the one to raise
@@ -57,7 +57,12 @@ def append_line(path: Path, line: str) -> None:
             is_torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
             file.write(("\n" * is_torn + f"{line}\n").encode())
     except (OSError, UnicodeError) as error:
-        raise _not_written(path, error) from None
+        raise failed("write", path, error) from None
+
+
+def failed(act: str, path: Path, error: Exception, then: str = "") -> RunError:
+    """That something cannot be done with `path`, and why."""
+    return RunError(f"cannot {act} {shown(path)}: {getattr(error, 'strerror', None) or error}{then}")
 
 
 class OwnFolder:
@@ -66,66 +71,66 @@ class OwnFolder:
     A file's name is in the marker before the file exists. Other files in the folder are never changed.
     """
 
-    def __init__(self, path: Path, kind: str):
-        self.path, self.kind = path, kind
-        self._listed: set[str] = set()  # in the marker
-        self.written: set[str] = set()  # by this process
-        self._lock: int | None = None
+    _lock: int | None = None  # the folder, opened
+
+    def __init__(self, path: str | Path, kind: str):
+        # The system takes new/../old for a folder only once `new` is there: what was judged would be another folder.
+        self.path = Path(os.path.realpath(path) if ".." in Path(path).parts else path)
+        self.kind = kind
+        self.names: set[str] = set()  # in the marker, whether there are such files or not; folders end in a slash
+        self.whole: set[str] = set()  # files that this process has written, or read and found whole
+
+    def read(self) -> bool:
+        """Read the marker, if there is one; raises RunError if it is broken, or of another kind of folder."""
+        kind, self.names = read_marker(self.path)
+        if kind not in ("", self.kind):
+            raise RunError(f"{self.path} is a folder of another kind, {kind}, not {self.kind}; choose another")
+        return kind != ""
 
     def check_free(self) -> bool:
-        """Whether nerfkit owns the folder already; raises RunError if it holds other files or is not usable."""
-        kind, names = self._read_marker()
-        if kind == self.kind:
-            self._listed = names
-            return True
-        if kind:
-            raise RunError(f"{self.path} is a folder of another kind, {kind}, not {self.kind}; choose another")
+        """Whether nerfkit owns the folder already; raises RunError if it holds other files, or cannot be made or
+        written to. Nothing is left behind."""
+        is_own, place = self.read(), self.path
         try:
-            if any(not path.name.startswith(f".{MARKER}.") for path in self.path.iterdir()):  # left by a killed process
+            while not os.path.exists(place):
+                place = place.absolute().parent
+            probes = f".{MARKER}."
+            if not is_own and place == self.path and any(not name.startswith(probes) for name in os.listdir(place)):
                 raise RunError(
                     f"{self.path} holds files that nerfkit did not write and does not change; "
                     "choose another folder, or empty this one"
                 )
-        except FileNotFoundError:
-            pass  # it can be created
+            os.rmdir(tempfile.mkdtemp(prefix=probes, dir=place))
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-            raise RunError(f"cannot use the folder {shown(self.path)}: {_reason(error)}; choose another") from None
-        return False
+            raise failed("use the folder", self.path, error, "; choose another") from None
+        return is_own
 
     def claim(self) -> None:
         """Create the folder, or use an empty one, and mark it; raises RunError if it holds other files."""
-        if self.check_free():
-            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._not_made(error) from None
-        self._mark()
-
-    def check_writable(self) -> None:
-        """Raise RunError if the folder cannot be created or written to; nothing is left behind."""
-        place = next(path for path in (self.path, *self.path.absolute().parents) if os.path.exists(path))
-        try:
-            os.rmdir(tempfile.mkdtemp(prefix=f".{MARKER}.", dir=place))
-        except OSError as error:
-            raise self._not_made(error) from None
-
-    def _not_made(self, error: OSError) -> RunError:
-        return RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another")
+        except (OSError, ValueError) as error:
+            raise failed("create the folder", self.path, error, "; choose another") from None
+        if not self.check_free():
+            self._mark()
 
     def note(self, name: str, is_there: bool = False) -> None:
         """List `name` as nerfkit's, before it is written, or where it `is_there` because a library has just made it.
 
-        Raises RunError if the folder is gone, or another file has that name.
+        Raises RunError if it is none, the folder is gone, or another file has that name.
         """
-        moved = self._lock is not None and not _is_same(self._lock, self.path)
-        if moved or not (self.path / MARKER).exists():
+        if not is_name(name):
+            raise RunError(f"{shown(name)!r} cannot be the name of a file or folder in {self.path}; rename it")
+        is_there_still = os.path.exists(self.path / MARKER)
+        if self._lock is not None and is_there_still:  # it may have been moved, and another be in its place
+            is_there_still = os.path.samestat(os.fstat(self._lock), os.stat(self.path))
+        if not is_there_still:
             raise RunError(f"{shown(self.path)} or its file {MARKER} is gone: nothing can be saved there")
-        if name not in self._listed:
+        if name not in self.names:
             if not (is_there or name.endswith("/")) and os.path.lexists(self.path / name):
                 raise RunError(f"{shown(self.path / name)} exists, and nerfkit did not write it; move it away")
             append_line(self.path / MARKER, name)
-            self._listed.add(name)
+            self.names.add(name)
 
     def write(self, name: str, content: str | bytes, keep: str | None = None) -> None:
         """Write the file `name` atomically; the old one stays as `keep`. Raises RunError."""
@@ -133,7 +138,7 @@ class OwnFolder:
         if keep is not None:
             self.note(keep)
         atomic_write(self.path / name, content, self.path / keep if keep else None)
-        self.written.add(name)
+        self.whole.add(name)
 
     def append(self, name: str, line: str) -> None:
         """Append a line to the file `name`; raises RunError."""
@@ -142,40 +147,31 @@ class OwnFolder:
 
     def child(self, name: str, kind: str) -> OwnFolder:
         """The folder `name` in this one, claimed; raises RunError if it holds what nerfkit did not write."""
+        self.note(f"{name}/")
         folder = OwnFolder(self.path / name, kind)
         folder.claim()
-        self.note(f"{name}/")
         return folder
-
-    def names(self) -> set[str]:
-        """Names listed as nerfkit's, existing or not; folders end in a slash."""
-        return set(self._listed)
 
     def owns(self, name: str) -> bool:
         """Whether the file `name` exists and is nerfkit's."""
-        return name in self._listed and (self.path / name).exists()
+        return name in self.names and (self.path / name).exists()
 
-    def clear(self, keep: Iterable[str] = ()) -> None:
-        """Delete nerfkit's files here, except for the marker and the names `keep`."""
-        self.remove_leftovers()
-        for name in sorted(self._listed - set(keep), reverse=True):
+    def clear(self, names: Iterable[str] | None = None) -> None:
+        """Delete nerfkit's files of these names, or all but the marker, and what killed processes left."""
+        self.read()
+        _delete_leftovers(self.path, self.names)
+        chosen = self.names if names is None else self.names.intersection(names)
+        for name in sorted(chosen, reverse=True):
             if name.endswith("/"):
-                self._clear_child(name)
+                _clear_child(self.path, name)
             elif "/" not in name:  # in this folder, whatever the marker says
-                self._delete(name)
-        self._listed &= set(keep)
+                _delete(self.path / name)
+        self.names -= chosen
         self._mark()
 
-    def remove_leftovers(self, but: tuple[str, ...] = ()) -> None:
-        """Delete temporary files of killed processes, except for those of the names `but`."""
-        for path in self.path.iterdir():
-            temporary = TEMPORARY.fullmatch(path.name)
-            if temporary and temporary[1] in self._listed and temporary[1] not in but:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
-
     def lock(self) -> None:
-        """Lock the folder for this process; raises RunError if another one holds the lock."""
+        """Lock the folder for this process, and delete what killed ones left; raises RunError if another has locked
+        it."""
         if self._lock is not None:
             return
         try:
@@ -188,7 +184,8 @@ class OwnFolder:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 self.unlock()
-                raise RunError(f"cannot lock {shown(self.path)}: {error.strerror}; choose another folder") from None
+                raise failed("lock", self.path, error, "; choose another folder") from None
+        _delete_leftovers(self.path, self.names)
 
     def unlock(self) -> None:
         """Undo `lock`."""
@@ -196,71 +193,66 @@ class OwnFolder:
             os.close(self._lock)
             self._lock = None
 
-    def __del__(self) -> None:
-        self.unlock()
+    __del__ = unlock
 
     def _mark(self) -> None:
-        atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self._listed)]) + "\n")
-
-    def _delete(self, name: str) -> None:
-        """Delete a file of nerfkit's; raises RunError if that fails, as it would look like a new one."""
-        try:
-            (self.path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise RunError(
-                f"cannot delete {shown(self.path / name)}: {error.strerror}; nothing new is written"
-            ) from None
-
-    def _clear_child(self, name: str) -> None:
-        """Clear a folder in this one, and delete it unless a user's files are in it."""
-        path = self.path / name
-        if path.resolve() != self.path.resolve() / name:
-            return  # through a link, to somewhere else: a marker may come from anywhere
-        folder = OwnFolder(path, "")
-        try:
-            folder.kind, folder._listed = folder._read_marker()
-        except RunError:
-            return
-        if folder.kind in ("", "run"):
-            return  # of a user, who may have put another run there
-        folder.clear()
-        folder._delete(MARKER)
-        with contextlib.suppress(OSError):  # a folder that is not empty
-            while path != self.path:
-                path.rmdir()
-                path = path.parent
-
-    def _read_marker(self) -> tuple[str, set[str]]:
-        """Kind and names, "" and none without a marker; raises RunError for a file that is none."""
-        file = self.path / MARKER
-        if not os.path.lexists(file):
-            return "", set()
-        content = b"" if file.is_symlink() else read_regular(file, MAX_MARKER, "the marker", RunError)
-        first, *names = content.decode(errors="replace").split("\n")
-        word, _, kind = first.partition(" ")
-        if word != "nerfkit" or not kind:
-            raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
-        return kind, set(filter(_is_name, names))
+        atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self.names)]) + "\n")
 
 
-def _is_same(opened: int, path: Path) -> bool:
-    """Whether the folder that is open is the one at `path` still: it may have been moved, and another be there."""
-    return os.path.exists(path) and os.path.samestat(os.fstat(opened), os.stat(path))
+def read_marker(folder: Path) -> tuple[str, set[str]]:
+    """Kind and names, "" and none without a marker; raises RunError for a file that is none."""
+    file = folder / MARKER
+    if not os.path.lexists(file):
+        return "", set()
+    content = b"" if file.is_symlink() else read_regular(file, MAX_MARKER, "the marker", RunError)
+    first, *names = content.decode(errors="replace").split("\n")
+    word, _, kind = first.partition(" ")
+    if word != "nerfkit" or not kind:
+        raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
+    return kind, set(filter(is_name, names))
 
 
-def _is_name(name: str) -> bool:
-    """Whether a line of a marker can be the name of a file, or of a folder with a slash behind it."""
+def is_name(name: str) -> bool:
+    """Whether a text can be the name of a file within a folder, or of a folder with a slash behind it."""
     parts = name.removesuffix("/").split("/")
     return name.isprintable() and all(part not in ("", ".", "..") for part in parts)
 
 
+def _delete(file: Path) -> None:
+    """Delete a file of nerfkit's; raises RunError if that fails, as it would look like a new one."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise failed("delete", file, error, "; nothing new is written") from None
+
+
+def _delete_leftovers(folder: Path, names: set[str]) -> None:
+    """Delete temporary files that killed processes left of those names."""
+    for path in folder.iterdir():
+        temporary = TEMPORARY.fullmatch(path.name)
+        if temporary and temporary[1] in names:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _clear_child(parent: Path, name: str) -> None:
+    """Clear a folder within another, and delete it unless a user's files are in it."""
+    path = parent / name
+    if path.resolve() != parent.resolve() / name:
+        return  # through a link, to somewhere else: a marker may come from anywhere
+    try:
+        kind, _ = read_marker(path)
+    except RunError:
+        return
+    if kind in ("", "run"):
+        return  # of a user, who may have put another run there
+    OwnFolder(path, kind).clear()
+    _delete(path / MARKER)
+    with contextlib.suppress(OSError):  # a folder that is not empty
+        while path != parent:
+            path.rmdir()
+            path = path.parent
+
+
 def _unique_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-
-
-def _reason(error: Exception) -> object:
-    return getattr(error, "strerror", None) or error
-
-
-def _not_written(path: Path, error: Exception) -> RunError:
-    return RunError(f"cannot write {shown(path)}: {_reason(error)}")

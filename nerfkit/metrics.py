@@ -30,10 +30,13 @@ MAX_WEIGHTS = 2**30  # bytes of a file; those of VGG-16 are 528 MB
 LPIPS_MIN_SIDE = 16  # pixels: four poolings leave one
 
 
-def psnr(render: Tensor, truth: Tensor) -> float:
-    """-10 log10 of the mean squared error of two images [H, W, 3] in [0, 1], in dB, at most MAX_PSNR."""
+def psnr(render: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
+    """-10 log10 of the mean squared error of two images [H, W, 3] in [0, 1], in dB, at most MAX_PSNR; of the pixels
+    that count, `counts` [H, W] bool, or all."""
     from torchmetrics.functional.image import peak_signal_noise_ratio  # which takes a second to import
 
+    if counts is not None:
+        render, truth = render[counts], truth[counts]
     return peak_signal_noise_ratio(render, truth, data_range=1.0).clamp(max=MAX_PSNR).item()
 
 

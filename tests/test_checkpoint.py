@@ -76,7 +76,7 @@ def test_a_broken_checkpoint_never_becomes_the_previous(folder, is_cut: bool):
     save_steps(folder, 1, 2)
     file = folder.path / checkpoint.NEWEST
     content = file.read_bytes()
-    folder.written.clear()
+    folder.whole.clear()
     file.write_bytes(content[:-100] if is_cut else content[:-1] + bytes([content[-1] ^ 1]))
     save_steps(folder, 3)
     assert checkpoint.load(folder.path)[1]["step"] == 3
@@ -116,8 +116,9 @@ def test_runs_are_not_overwritten_unless_asked(small_config, scene, tmp_path):
     run.unlock()  # as of one that was killed before its first checkpoint
     started_run(path, small_config, scene)
     (path / "notes.txt").write_text("mine")
-    with raises_naming(RunError, path, "--resume", "--overwrite"):
-        RunFolder.for_new_run(path)
+    for way in (path, tmp_path / "new" / ".." / "run"):
+        with raises_naming(RunError, path, "--resume", "--overwrite"):
+            RunFolder.for_new_run(way)
     again = RunFolder.for_new_run(path, overwrite=True)
     assert checkpoint.load(path)[1]["step"] == 7, "still there"
     again.start(small_config, scene)

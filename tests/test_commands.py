@@ -95,7 +95,7 @@ def test_overwrite_leaves_files_of_the_user_in_the_run_folder(options, run):
     assert checkpoint.load(run)[1]["step"] == 8 and (run / "metrics.json").exists(), "nobody asked to replace it"
     call("scripts/train.py", *again, "--overwrite")
     assert checkpoint.load(run)[1]["step"] == 2
-    assert (run / "paths" / "path_1.json").exists() and "paths/" in RunFolder.existing(run).names()
+    assert (run / "paths" / "path_1.json").exists() and "paths/" in RunFolder.existing(run).names
     assert (run / "eval" / "mine.png").exists() and (run / "notes").exists()
     assert not (run / "metrics.json").exists() and not (run / "eval" / "r_0.png").exists(), "the old run's are gone"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfkit.crop import CROP, Crop, active_crop, read_crop, write_crop
+from nerfkit.crop import CROP, Crop, active_crop, read_crop
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import RunError, UserError
@@ -31,10 +31,10 @@ def scene(small_config, toy_scene):
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
     crop = Crop((-0.5, -1.0, 0.0), (0.5, 1.0, 2.0))
-    write_crop(lambda name, content: (tmp_path / name).write_text(content), crop)
+    (tmp_path / CROP).write_text(crop.to_json())
     assert json.loads((tmp_path / CROP).read_text())["min"] == [-0.5, -1.0, 0.0]
     assert read_crop(tmp_path, None) == (crop, True) and active_crop(tmp_path, None) == crop
-    write_crop(lambda name, content: (tmp_path / name).write_text(content), crop, on=False)
+    (tmp_path / CROP).write_text(crop.to_json(on=False))
     assert read_crop(tmp_path, None) == (crop, False) and active_crop(tmp_path, None) is None
     (tmp_path / CROP).unlink()
     assert read_crop(tmp_path, None) is None and active_crop(tmp_path, None) is None

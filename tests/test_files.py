@@ -4,18 +4,20 @@
 import json
 import os
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
 from nerfkit import files
-from nerfkit.errors import RunError
+from nerfkit.commands import eval, inspect
+from nerfkit.errors import RunError, UserError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import LOG, read_log
+from nerfkit.training.run.folder import RunFolder, RunScene
 from nerfkit.training.watching.progress import plot_training
 from tests.naming import raises_naming
+from tests.processes import run_main
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
 LINE = {"step": 10, "seconds": 1.0, "loss": 0.1, "psnr": 10.0}
@@ -29,10 +31,16 @@ def own_folder(path, kind: str = "run") -> OwnFolder:
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which nobody, not even root, makes another")
 def test_a_folder_that_cannot_be_made_is_found_before_it_is(tmp_path):
-    OwnFolder(tmp_path / "a" / "b", "run").check_writable()
+    assert not OwnFolder(tmp_path / "a" / "b", "run").check_free()
     assert os.listdir(tmp_path) == []
     with raises_naming(RunError, "/proc/foo/run"):
-        OwnFolder(Path("/proc/foo/run"), "run").check_writable()
+        OwnFolder("/proc/foo/run", "run").check_free()
+
+
+def test_inspect_makes_no_folder_without_a_scene(tmp_path):
+    with raises_naming(UserError, tmp_path / "nowhere"):
+        run_main(inspect, tmp_path / "nowhere", "--out", tmp_path / "page")
+    assert os.listdir(tmp_path) == []
 
 
 def test_no_link_is_followed(tmp_path):
@@ -97,10 +105,10 @@ def test_clear_deletes_what_was_written_and_nothing_else(tmp_path):
     (tmp_path / "run" / "render" / "orbit" / "0001.png").write_text("mine")
     again = OwnFolder(tmp_path / "run", "run")
     again.claim()
-    again.clear(keep=("b.txt",))
+    again.clear(again.names - {"b.txt"})
     left = sorted(str(p.relative_to(tmp_path / "run")) for p in (tmp_path / "run").rglob("*") if p.is_file())
     assert left == [MARKER, "b.txt", "mine.txt", "render/orbit/0001.png"]
-    assert own_folder(tmp_path / "run").names() == {"b.txt"}
+    assert own_folder(tmp_path / "run").names == {"b.txt"}
 
 
 def test_a_marker_from_elsewhere_deletes_nothing_outside(tmp_path):
@@ -116,6 +124,26 @@ def test_a_marker_from_elsewhere_deletes_nothing_outside(tmp_path):
     assert (outside / "x.png").exists() and (outside / MARKER).exists() and (run / "link").is_symlink()
 
 
+@pytest.mark.parametrize("other", ["new/../old", "new/deep/../../old", "old/../new/../old"])
+def test_a_way_through_a_folder_that_is_not_there_leads_to_the_one_that_is_judged(tmp_path, other: str):
+    own_folder(tmp_path / "old").write("checkpoint", "a run's")
+    marker = (tmp_path / "old" / MARKER).read_text()
+    assert own_folder(tmp_path / other).owns("checkpoint")
+    with raises_naming(RunError, tmp_path / "old", "run", "rendering"):
+        own_folder(tmp_path / other, "rendering")
+    assert (tmp_path / "old" / MARKER).read_text() == marker and os.listdir(tmp_path) == ["old"]
+
+
+@pytest.mark.parametrize("name", ["..", "../run", "depth_../../evil", "a/../../b", "/tmp", "a\nb", ".", ""])
+def test_no_name_leads_out_of_a_folder(tmp_path, name: str):
+    """Such as that of a split, which a scene's file may call as it likes."""
+    folder = own_folder(tmp_path / "run")
+    for act in (lambda: folder.child(name, "rendering"), lambda: folder.write(name, "x")):
+        with raises_naming(RunError, tmp_path / "run"):
+            act()
+    assert os.listdir(tmp_path) == ["run"] and os.listdir(tmp_path / "run") == [MARKER]
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"nerfkit\n"])
 def test_a_marker_that_is_none(tmp_path, content: bytes):
     (tmp_path / MARKER).write_bytes(content)
@@ -128,8 +156,9 @@ def test_a_folder_that_vanished_is_said(tmp_path):
     folder = own_folder(tmp_path / "run")
     folder.write("a.txt", "a")
     files.shutil.rmtree(tmp_path / "run")
-    for act in (lambda: folder.write("a.txt", "b"), lambda: folder.append("log", "line")):
-        with raises_naming(RunError, tmp_path / "run"):
+    save = lambda: checkpoint.save(folder, {}, STATE)  # noqa: E731
+    for act in (lambda: folder.write("a.txt", "b"), lambda: folder.append("log", "line"), save):
+        with pytest.raises(RunError, match=f"{tmp_path / 'run'}.* is gone: nothing can be saved there$"):
             act()
     assert not (tmp_path / "run").exists()
 
@@ -170,12 +199,11 @@ def test_a_reader_beside_a_writer_never_fails(tmp_path, recwarn):
 def test_what_kills_left_is_cleaned_up(tmp_path):
     folder = own_folder(tmp_path)
     folder.write("a.txt", "a")
-    folder.note("metrics.json")
-    for name in (".a.txt.0123456789ab.tmp", ".metrics.json.0123456789ab.tmp", ".mine.0123456789ab.tmp", ".a.txt.tmp"):
-        (tmp_path / name).write_text("")
-    folder.remove_leftovers(but=("metrics.json",))
-    left = {path.name for path in tmp_path.glob(".*.tmp")}
-    assert left == {".metrics.json.0123456789ab.tmp", ".mine.0123456789ab.tmp", ".a.txt.tmp"}
+    for clean in (folder.lock, folder.clear):
+        for name in (".a.txt.0123456789ab.tmp", ".mine.0123456789ab.tmp", ".a.txt.tmp"):
+            (tmp_path / name).write_text("")
+        clean()
+        assert {path.name for path in tmp_path.glob(".*.tmp")} == {".mine.0123456789ab.tmp", ".a.txt.tmp"}
 
 
 def test_a_file_of_somebody_else_in_nerfkits_own_folder_stays(tmp_path):
@@ -197,7 +225,7 @@ def test_a_damaged_marker_loses_nothing_and_raises_nothing(tmp_path, line: str):
         file.write(f"{line}\ntorn")
     again = own_folder(tmp_path)
     again.write("c.txt", "c")
-    assert own_folder(tmp_path).names() >= {"a.txt", "c.txt"}, "a torn line swallows no name"
+    assert own_folder(tmp_path).names >= {"a.txt", "c.txt"}, "a torn line swallows no name"
     own_folder(tmp_path).clear()
     assert {path.name for path in tmp_path.iterdir()} == {MARKER, "b"}
 
@@ -209,6 +237,22 @@ def test_another_run_in_a_folder_of_this_one_is_not_cleared(tmp_path):
     own_folder(tmp_path / "run" / "eval").write("checkpoint", "another run's")
     folder.clear()
     assert (tmp_path / "run" / "eval" / "checkpoint").exists()
+
+
+def test_a_folder_within_is_listed_before_it_is_there(tmp_path, monkeypatch):
+    """So that a kill between both leaves nothing that stays for ever."""
+    folder = own_folder(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(OwnFolder, "claim", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        folder.child("eval", "scores")
+    assert own_folder(tmp_path).names == {"eval/"}
+
+
+def test_eval_waits_for_a_training_in_the_same_run(tmp_path, small_config):
+    training = RunFolder(tmp_path / "run")
+    training.start(small_config, RunScene("toy", (0.0, 0.0, 1.0), {}))
+    with raises_naming(RunError, tmp_path / "run", "another process"):
+        run_main(eval, tmp_path / "run")
 
 
 def test_a_folder_that_was_moved_is_not_written_to_where_another_came(tmp_path):

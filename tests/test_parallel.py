@@ -18,8 +18,8 @@ from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.model.renderer import Renderer
 from nerfkit.training.evaluator import in_order
 from nerfkit.training.step import distributed
+from nerfkit.training.step.distributed import seed_step
 from nerfkit.training.step.losses import squared_error
-from nerfkit.training.step.randomness import seed_step
 from nerfkit.training.trainer import Trainer
 from tests.processes import run_main
 from tests.torchrun import command, forked, in_processes, torchrun

@@ -13,6 +13,7 @@ from nerfkit.config import to_dict
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run import files as run_files
+from nerfkit.training.run.folder import RunFolder
 from tests.naming import raises_naming
 from tests.trainers import loss_of_a_step, make_trainer, state_of, trained
 
@@ -50,6 +51,27 @@ def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
     for load in (make_trainer(small_config).restore, lambda folder: load_run(folder, "cpu")):
         with raises_naming(RunError, "config.toml", "decoder"):
             load(tmp_path)
+
+
+@pytest.mark.parametrize("name, made", [("1.exp_avg", None), ("0.step", None), ("1.exp_avg_sq", torch.ones(3))])
+def test_moments_are_whole_or_refused(small_config, tmp_path, name: str, made: torch.Tensor | None):
+    trained(small_config, 1).save(tmp_path)
+    tensors, state = checkpoint.load(tmp_path)
+    del tensors[f"optimizer.{name}"]
+    tensors |= {f"optimizer.{name}": made} if made is not None else {}
+    checkpoint.save(RunFolder.existing(tmp_path), tensors, state)
+    with raises_naming(RunError, tmp_path, f"optimizer.{name}"):
+        make_trainer(small_config).restore(tmp_path)
+
+
+def test_a_checkpoint_is_not_read_again_to_be_kept(small_config, tmp_path, monkeypatch):
+    trained(small_config, 1).save(tmp_path)
+    trainer, read, found = make_trainer(small_config), checkpoint._read, []
+    monkeypatch.setattr(checkpoint, "_read", lambda path: (found.append(path.name), read(path))[1])
+    trainer.restore(tmp_path)
+    trainer.train_step()
+    trainer.save(trainer.folder)
+    assert found == [checkpoint.NEWEST] and read(tmp_path / checkpoint.PREVIOUS)[1]["step"] == 1
 
 
 def test_ray_context_starts_as_a_plain_field(small_config):

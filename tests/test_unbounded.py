@@ -15,7 +15,7 @@ from nerfkit.limits import MAX_LADDER
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.stages import FeatureGrid
 from nerfkit.training import alignment
-from nerfkit.training.step.losses import Distortion, spacing, squared_error
+from nerfkit.training.step.losses import TrainingLoss, spacing, squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params
@@ -188,8 +188,7 @@ def test_training_lowers_both_terms_of_the_loss():
 def test_the_distortion_losss_weight_rises_to_its_full_value():
     """From nothing, so that samples do not draw together in front of a camera before there is a scene."""
     config = small_config(steps=20, distortion=0.5)
-    distortion = Distortion(config)
-    seen = []
+    seen, distortion = [], lambda *both: TrainingLoss(config)(*both)["distortion"]
 
     def wrapped(rendering, batch):  # a loss of one's own, beside it
         seen.append((distortion(rendering, batch) / distortion(rendering, batch._replace(progress=None))).item())

@@ -17,11 +17,11 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
 from nerfkit.crop import Crop, read_crop
+from nerfkit.device import seed_everything
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import CameraPath, Keyframe, read_path
 from nerfkit.training.run.folder import RunFolder
-from nerfkit.training.step.randomness import seed_everything
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Request
@@ -168,7 +168,7 @@ def test_a_path_is_kept_rendered_and_played(viewer, browser, session, folder):
     viewer.later(lambda: panel.files._save(session, panel.path.copy()))
     file = wait_for(lambda: next(iter(folder.glob("paths/path_*.json")), None))
     assert len(read_path(file, (8, 8))) == 6
-    assert "paths/" in RunFolder.existing(folder).names()
+    assert "paths/" in RunFolder.existing(folder).names
     viewer.later(lambda: panel.video._start(session))
     assert wait_for(lambda: [m for m in browser.messages if m["type"] == "FileTransferPart"])
     assert wait_for(lambda: panel.video.job is None and not viewer.engine.jobs)

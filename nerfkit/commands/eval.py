@@ -29,6 +29,8 @@ from nerfkit.training.run.load import load_run
 def main(options: EvalOptions, processes: Processes = ALONE) -> int:
     device = processes.join(options.device)
     folder = processes.in_turn(lambda: RunFolder.existing(options.run))
+    if processes.is_first:
+        folder.lock()  # a training there would replace the scores, or these its own
     run = load_run(options.run, device, options.module, options.ops)
     config = run.config
     config.eval.split = options.split or config.eval.split

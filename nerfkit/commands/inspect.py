@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -53,12 +52,13 @@ SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"
 def main(options: InspectOptions) -> int:
     data = options.data
     check(Config(data=data))  # raises ConfigError for what training would refuse
-    folder = OwnFolder(Path(options.out), "inspection") if options.out else None
+    folder = OwnFolder(options.out, "inspection") if options.out else None
     if folder is not None:
-        folder.claim()
+        folder.check_free()  # fails, if it does, before anything is read
     page, is_ready, drawing = examine(load_capture(data.path, data.format, data.sfm), data)
     print(page)
     if folder is not None:
+        folder.claim()
         folder.write(PAGE, page + "\n")
         folder.write(DRAWING, drawing())
         print(f"\nthe page and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")

@@ -132,7 +132,7 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
     The first of several processes prepares it, and lists all frames as nerfkit's for the others.
     """
     if options.out:
-        folder = OwnFolder(Path(options.out), "rendering")
+        folder = OwnFolder(options.out, "rendering")
         folder.claim()
     else:
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
@@ -164,7 +164,7 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
             "or choose another folder with --out"
         )
     if was != path:
-        earlier = sorted(folder.names() - {PATH_FILE})
+        earlier = sorted(folder.names - {PATH_FILE})
         if earlier and checkpoint_of(was) == checkpoint_of(path) and not options.overwrite:
             raise RunError(
                 f"{folder.path} holds another rendering of this checkpoint: another path, number of frames, size or "
@@ -174,8 +174,7 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
             print(f"{len(earlier)} files of an earlier rendering are removed from {folder.path}")
         folder.clear()
     elif not options.resume:
-        folder.clear(keep=tuple(folder.names() - files))
-    folder.remove_leftovers()
+        folder.clear(files)
     folder.write(PATH_FILE, path)
 
 

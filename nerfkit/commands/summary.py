@@ -21,9 +21,7 @@ def main(options: SummaryOptions) -> int:
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / run_files.score_name(split)],
         "loss over time": [folder / run_files.LOSS_PLOT],
-        "pictures over time": [
-            folder / run_files.PREVIEWS / name for name in (run_files.STRIP, run_files.GIF, run_files.VIDEO)
-        ],
+        "pictures over time": [folder / run_files.PREVIEWS / name for name in (run_files.STRIP, run_files.GIF)],
         "curves of TensorBoard": [folder / run_files.TENSORBOARD],
     }
     for kind, paths in kinds.items():

@@ -19,17 +19,16 @@ from nerfkit.config.recipe import value_text
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_images
-from nerfkit.device import check_memory, pick_device
+from nerfkit.device import check_memory, pick_device, seed_everything
 from nerfkit.errors import RunError, SceneError
 from nerfkit.metrics import Lpips
 from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import METRICS, in_one_line, read_config
+from nerfkit.training.run.files import in_one_line, read_config
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.step.losses import loss_function
-from nerfkit.training.step.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.progress import Progress, summary_writer
 from nerfkit.viewer.page import Page
@@ -162,7 +161,6 @@ def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: 
         return RunFolder.for_new_run(path, options.overwrite)
     folder = RunFolder.existing(path)
     folder.lock()
-    folder.remove_leftovers(but=(METRICS,))  # which scoring may be writing
     folder.check_resumable(config, describe(scene))
     return folder
 
@@ -226,6 +224,8 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
     views = scene.split(split)
     print(f"scoring {len(views.files)} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
     trainer.model.eval()
+    if trainer.processes.is_first:
+        folder.lock()
     try:
         metrics = evaluate(trainer.model, config, views, state, folder, trainer.device, "", trainer.processes)
     except KeyboardInterrupt:
@@ -233,6 +233,8 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
             command = as_typed("eval", folder.path, *own_module(config))
             print(f"\nthe training is complete and saved; to score it:\n  {command}")
         raise
+    finally:
+        folder.unlock()
     print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
     print(where_compared(metrics, folder.path, split))
     return metrics

@@ -123,7 +123,6 @@ class OutputFolder:
 
 def _go_on(folder: OwnFolder, name: str, key: dict[str, Any]) -> None:
     """Keep what is in a folder if its file `name` holds the key, else start anew."""
-    folder.remove_leftovers()
     text = json.dumps(key, sort_keys=True)
     if not folder.owns(name) or (folder.path / name).read_text(encoding="utf-8", errors="replace") != text:
         folder.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import in_eval_mode
-from nerfkit.training.step.adjustments import in_light, moved, radius_of, rotated, without_gradients
+from nerfkit.training.step.adjustments import in_light, moved, moved_cameras, radius_of, without_gradients
 
 STEPS, RAYS = 100, 1024  # of Adam, and of random pixels in each
 FIRST_RATE, LAST_RATE = 2e-3, 2e-5  # radians a step, about, and shares of the radius of data.box
@@ -43,6 +42,7 @@ def aligned(
     are not used. Source: BARF (arXiv:2104.06405), section 4: test-time photometric pose optimization.
     """
     device, unit = cameras.focal.device, radius_of(config.data.box)
+    scale = torch.tensor([1.0] * 3 + [unit] * 3, device=device)  # of a move, in radians and scene units
     width, _ = cameras.size(view)
     colors = truth.flatten(0, 1)
     pixels = torch.arange(len(colors)) if counts is None else counts.flatten().nonzero()[:, 0]  # [P] row by row
@@ -55,7 +55,8 @@ def aligned(
             drawn = pixels[torch.randint(len(pixels), (RAYS,), generator=generator)]  # [R]
             pixel = drawn.to(device)
             rays = cameras.rays(torch.full_like(pixel, view), pixel % width, pixel // width)
-            rendering = model(moved(rays, *_of_each(move, unit, RAYS)), background)
+            rotation, translation = (scale * move).expand(RAYS, 6).split(3, -1)  # [R, 3] each
+            rendering = model(moved(rays, rotation, translation), background)
             color = in_light(rendering.color, rendering.opacity, background, light.expand(RAYS, 3, 4))
             if not rendering.color.requires_grad:
                 raise without_gradients(model)
@@ -66,16 +67,7 @@ def aligned(
             for group, rate in zip(optimizer.param_groups, (FIRST_RATE, LIGHT_RATE), strict=True):
                 group["lr"] = rate * fall
             optimizer.step()
-    camera = cameras[[view]]
-    rotation, translation = _of_each(move.detach(), unit, 3)
-    axes = rotated(camera.camera_to_world[0, :, :3].mT, rotation).mT  # [3, 3]
-    position = camera.camera_to_world[0, :, 3] + translation[0]
-    return replace(camera, camera_to_world=torch.cat([axes, position[:, None]], dim=1)[None])
-
-
-def _of_each(move: Tensor, unit: float, n_rays: int) -> tuple[Tensor, Tensor]:
-    """Axis-angle and translation [R, 3] each, in radians and scene units, of one `move` [6]."""
-    return move[:3].expand(n_rays, 3), (unit * move[3:]).expand(n_rays, 3)
+    return moved_cameras(cameras[[view]], (scale * move.detach())[None])
 
 
 @contextmanager

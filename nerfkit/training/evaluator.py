@@ -159,7 +159,7 @@ def scores(
     """
     compared = render if counts is None else torch.where(counts[..., None], render, truth)
     distance = lpips(compared, truth) if lpips is not None else None
-    return {"psnr": psnr_of(render, truth, counts), "ssim": ssim(compared, truth, device), "lpips": distance}
+    return {"psnr": psnr(render, truth, counts), "ssim": ssim(compared, truth, device), "lpips": distance}
 
 
 def other_scores(
@@ -182,16 +182,11 @@ def other_scores(
     if refined:
         camera = aligned(image_of.model, config, cameras, view, truth, counts, background)
         shown["_aligned"] = image_of(camera, 0)
-        found["psnr_aligned"] = psnr_of(shown["_aligned"]["rgb"], truth, counts)
+        found["psnr_aligned"] = psnr(shown["_aligned"]["rgb"], truth, counts)
     for name, images in shown.items() if in_its_light else ():
         corrected = color_corrected(images["rgb"], images["opacity"], truth, background.cpu(), counts)
-        found[f"psnr{name}_cc"] = psnr_of(corrected, truth, counts)
+        found[f"psnr{name}_cc"] = psnr(corrected, truth, counts)
     return found
-
-
-def psnr_of(render: Tensor, truth: Tensor, counts: Tensor | None) -> float:
-    """PSNR of an image [H, W, 3] over the pixels that count, [H, W] bool, or all."""
-    return psnr(render, truth) if counts is None else psnr(render[counts], truth[counts])
 
 
 def check_scorable(views: Views) -> None:
@@ -211,9 +206,9 @@ def _comparison_folder(folder: RunFolder, name: str, files: set[str]) -> OwnFold
         if name != OWN_SCORES:
             folder.child(OWN_SCORES, "scores")  # its parent folder
         found = folder.child(name, "scores")
-        earlier = {file for file in found.names() if file.endswith(".png")} - files  # of another checkpoint
+        earlier = {file for file in found.names if file.endswith(".png")} - files  # of another checkpoint
         if earlier:  # the first process has removed them: the others do not disturb it
-            found.clear(keep=found.names() - earlier)
+            found.clear(earlier)
         return found
     except RunError as error:
         if name != OWN_SCORES:

@@ -22,7 +22,7 @@ from nerfkit.data.load import scene_of
 from nerfkit.data.readers.transforms.cameras_json import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, drawing_from, pick_device
-from nerfkit.errors import RunError, TrainingError
+from nerfkit.errors import TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import MODELS
 from nerfkit.ops import Resolved
@@ -32,14 +32,11 @@ from nerfkit.training.building import built, check_seen, class_of
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import LOG
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
-from nerfkit.training.run.load import fill
 from nerfkit.training.step.adjustments import ViewAdjustments
 from nerfkit.training.step.distributed import AGREED_EVERY, Distributed, OneProcess
 from nerfkit.training.step.losses import LossFn, TrainingLoss, data_term, name_of
-from nerfkit.training.step.optim import adam, decay_tables, learning_rate, load_moments
-from nerfkit.training.step.randomness import random_states, restore_random_states
+from nerfkit.training.step.optim import adam, decay_tables, learning_rate
 from nerfkit.training.step.training_step import TrainingStep
-from nerfkit.version import versions
 
 BACKGROUND_STEPS = 500  # first ones, with random backgrounds behind images with alpha, against fog; an eighth at most
 LOG_EVERY = 50  # steps between two lines of metrics.jsonl; a twentieth of a short training
@@ -308,28 +305,10 @@ class Trainer:
         self.check_finite()
         folder = self._folder(folder)
         self.model.agree(self.processes)
-        parallel = {}  # what a run of several processes needs besides, and later parts of it
-        if self.processes.size > 1 or self.scheduled != self.step:
-            n_rays = self.processes.gathered(int(self.training_step.n_rays))
-            parallel = {"parallel": {"scheduled": self.scheduled, "n_rays": n_rays}}
+        tensors, state = checkpoint.taken(self)
         self._saved_step = self.step
-        if not self.processes.is_first:
-            return
-        tensors = self.model.state_dict(prefix="model.") | self.adjustments.state_dict(prefix="views.")
-        for index, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-        random_tensors, random_state = random_states()
-        state = {
-            "step": self.step,
-            "seconds": self.seconds,
-            **self.training_step.state_dict(),
-            **parallel,
-            "random": random_state,
-            "backend": self.backends(),
-            "versions": versions(),
-        }
-        random_tensors["random.trainer"] = self.generator.get_state()
-        checkpoint.save(folder, tensors | random_tensors, state)
+        if self.processes.is_first:
+            checkpoint.save(folder, tensors, state)
 
     def backends(self) -> dict[str, str]:
         """What each op of model and optimiser runs on now."""
@@ -348,24 +327,10 @@ class Trainer:
         """
         folder = folder if isinstance(folder, RunFolder) else RunFolder.existing(folder)
         folder.check_resumable(self.config, None if self.scene is None else describe(self.scene))
-        tensors, state = checkpoint.load(folder.path)
-        fill(self.model, "model", tensors, folder.path)
-        fill(self.adjustments, "views", tensors, folder.path)
-        try:
-            load_moments(self.optimizer, list(self.parameters.values()), checkpoint.part(tensors, "optimizer"))
-            shared = state.get("parallel", {})
-            if len(shared.get("n_rays", [])) == self.processes.size:
-                state["n_rays"] = shared["n_rays"][self.processes.rank]
-            self.training_step.load_state_dict(state)
-            random = checkpoint.part(tensors, "random")
-            restore_random_states(random, state["random"])
-            self.generator.set_state(random["trainer"])
-        except (KeyError, ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RunError(f"the checkpoint in {folder.path} cannot be resumed ({reason[:200]})") from None
-        self.step, self.seconds = state["step"], state["seconds"]
+        tensors, state = checkpoint.load(folder.path, folder.whole)
+        scheduled = checkpoint.put_back(self, tensors, state, folder.path)
         self._popped_at, self._saved_step, self.folder = self.seconds, self.step, folder
-        self._resumed_at = self.step, shared.get("scheduled", self.step)
+        self._resumed_at = self.step, scheduled
         self.together.resume(self.step, self.seconds)
 
     def _folder(self, folder: RunFolder | str | Path) -> RunFolder:
@@ -375,7 +340,7 @@ class Trainer:
         elif not self.processes.is_first:
             self.folder = RunFolder(folder)
         elif self.folder is None or self.folder.path.resolve() != Path(folder).resolve():
-            new = RunFolder.for_new_run(folder)
+            new = RunFolder(folder)
             if self.scene is not None:
                 scene = describe(self.scene)
             else:  # the training cameras are all that is known of it

@@ -18,12 +18,12 @@ from nerfkit.reading import read_regular, shown, why_missing
 
 RUN_FORMAT = 1  # of all files of a run, in its scene.json: another one where this nerfkit cannot read what they hold
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
-NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
+NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT = "loss.png"
 PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders
 OWN_SCORES = "eval"  # of the test views, whose scores lie in the run folder itself
-STRIP, GIF, VIDEO = "strip.png", "progress.gif", "progress.mp4"  # in PREVIEWS
+STRIP, GIF = "strip.png", "progress.gif"  # in PREVIEWS
 TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
 MAX_LOG, MAX_SCENE = 2**32, 2**30  # bytes
 MOST_PIXELS = 0.9  # share of them, below which a score says that it is of a part

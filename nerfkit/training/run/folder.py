@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
-from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,6 @@ from nerfkit.training.run.files import (
     read_lines,
     read_scene_as,
 )  # fmt: skip
-
-SHOWN_DIFFERENCES = 3
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class RunFolder(OwnFolder):
     """The folder of one run, new or existing."""
 
     def __init__(self, path: str | Path, overwrite: bool = False):
-        super().__init__(Path(path), "run")
+        super().__init__(path, "run")
         self.overwrite = overwrite
 
     @classmethod
@@ -109,12 +106,11 @@ class RunFolder(OwnFolder):
         """
         folder = cls(path, overwrite)
         if folder.check_free():
-            folder.lock()
-            folder._check_no_run()
-        folder.check_writable()
+            folder._lock_for_new_run()
         return folder
 
-    def _check_no_run(self) -> None:
+    def _lock_for_new_run(self) -> None:
+        self.lock()
         if has_checkpoint(self.path) and not self.overwrite:
             self.unlock()
             raise RunError(
@@ -127,21 +123,19 @@ class RunFolder(OwnFolder):
         """The folder of an existing run; raises RunError if it is none, or lost its marker."""
         folder = cls(path)
         check_is_run(folder.path)
-        if not exists(folder.path / MARKER):
+        if not folder.read():
             raise RunError(
                 f"{shown(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
                 "copy the run again, with its hidden files"
             )
-        folder.check_free()
         return folder
 
     def start(self, config: Config, scene: RunScene) -> None:
         """Replace an earlier run's files by this run's description; raises RunError if another run started here."""
         files = _description(config, scene)  # fails before anything is deleted
         self.claim()
-        self.lock()
-        self._check_no_run()
-        self.clear(keep=(f"{PATHS}/",))
+        self._lock_for_new_run()
+        self.clear(self.names - {f"{PATHS}/"})
         for name, text in files.items():
             self.write(name, text)
 
@@ -168,11 +162,10 @@ class RunFolder(OwnFolder):
             )
         differences = scene_differences(read_scene(self.path), scene) if scene else []
         if differences:
-            more = f", and {len(differences) - SHOWN_DIFFERENCES} more" if len(differences) > SHOWN_DIFFERENCES else ""
             raise RunError(
                 f"cannot resume {self.path}: the scene is not the one that the run was trained on: "
-                f"{'; '.join(differences[:SHOWN_DIFFERENCES])}{more}. Give the run's scene with --data.path, or train "
-                "a new run with another --out instead of --resume"
+                f"{'; '.join(differences)}. Give the run's scene with --data.path, or train a new "
+                "run with another --out instead of --resume"
             )
 
 
@@ -202,23 +195,23 @@ def run_frame(folder: Path) -> Frame | None:
 
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
-    """Descriptions of differences in cameras, image names and sizes between `old` and `new`; of `splits`, or all."""
-    return [text for split in splits or old.splits for text in _differences(old, new, split)]
+    """How cameras, image names or sizes differ first between `old` and `new`, of each split; of `splits`, or all."""
+    found = (_difference(split, old.splits.get(split), new.splits.get(split)) for split in splits or old.splits)
+    return [text for text in found if text]
 
 
-def _differences(old: RunScene, new: RunScene, split: str) -> Iterator[str]:
-    before, after = old.splits.get(split), new.splits.get(split)
+def _difference(split: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
     if before is None or after is None:
-        yield f"it has {'no' if after is None else 'new'} {split} views"
-    elif (size := (after.get("w"), after.get("h"))) != (was := (before.get("w"), before.get("h"))):
-        yield "{} images are {}x{} instead of {}x{}".format(split, *size, *was)
-    elif len(after["frames"]) != len(before["frames"]):
-        yield f"it has {len(after['frames'])} {split} views instead of {len(before['frames'])}"
-    else:
-        for index, (given, is_now) in enumerate(zip(before["frames"], after["frames"], strict=True)):
-            keys = [key for key in given if not _same(given[key], is_now.get(key))]
-            if keys:
-                yield f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ"
+        return f"it has {'no' if after is None else 'new'} {split} views"
+    if (size := (after.get("w"), after.get("h"))) != (was := (before.get("w"), before.get("h"))):
+        return "{} images are {}x{} instead of {}x{}".format(split, *size, *was)
+    if len(after["frames"]) != len(before["frames"]):
+        return f"it has {len(after['frames'])} {split} views instead of {len(before['frames'])}"
+    for index, (given, is_now) in enumerate(zip(before["frames"], after["frames"], strict=True)):
+        keys = [key for key in given if not _same(given[key], is_now.get(key))]
+        if keys:
+            return f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ"
+    return ""
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nerfkit.config import OpsConfig, ResolvedConfig
 from nerfkit.config.files import read_decisions
@@ -17,12 +17,11 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.pixels import background_color
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import pick_device
-from nerfkit.errors import RunError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model, import_models, model_class
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import CONFIG, SCENE, read_config
+from nerfkit.training.run.files import SCENE, read_config
 from nerfkit.training.run.folder import RunScene, read_scene
 from nerfkit.training.step.adjustments import ViewAdjustments
 
@@ -94,22 +93,11 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
     model = build_model(config)
     model = model.to(chosen).eval()
     model.resolved(chosen)  # raises BackendError for one that cannot run here
-    fill(model, "model", tensors, folder)
+    checkpoint.fill(model, "model", tensors, folder)
     refined = None
     if config.data.poses == "refine":
         given = scene.cameras("train", folder / SCENE)
         adjustments = ViewAdjustments(config.data, len(given))
-        fill(adjustments, "views", tensors, folder)
+        checkpoint.fill(adjustments, "views", tensors, folder)
         refined = adjustments.cameras(given)
     return Run(folder, config, model, scene, state, chosen, refined)
-
-
-def fill(module: nn.Module, part: str, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Fill `module` from that part of a checkpoint's tensors; raises RunError if they do not fit."""
-    try:
-        module.load_state_dict(checkpoint.part(tensors, part))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise RunError(
-            f"the checkpoint in {folder} does not fit {CONFIG} beside it; was that edited? ({reason[:200]})"
-        ) from None

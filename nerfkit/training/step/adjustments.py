@@ -75,11 +75,7 @@ class ViewAdjustments(nn.Module):
         """The training views' cameras where they are thought to have stood."""
         if self.poses is None:
             return cameras
-        moves = self._moves().to(cameras.camera_to_world)
-        axes, position = cameras.camera_to_world.mT.split((3, 1), dim=1)  # [V, 3, 3] an axis a row, [V, 1, 3]
-        rotation, translation = moves[:, None].split(3, -1)  # [V, 1, 3] each
-        pose = torch.cat([rotated(axes, rotation), position + translation], dim=1).mT
-        return replace(cameras, camera_to_world=pose.contiguous())
+        return moved_cameras(cameras, self._moves())
 
     def groups(self, device: torch.device) -> list[dict]:
         """Groups of the optimiser, in the order of `parameters`."""
@@ -130,6 +126,14 @@ def radius_of(box: tuple[float, ...]) -> float:
 def moved(rays: Rays, rotation: Tensor, translation: Tensor) -> Rays:
     """Rays whose cameras are turned about themselves by `rotation`, axis-angle [R, 3], and shifted by `translation`."""
     return rays._replace(origins=rays.origins + translation, directions=rotated(rays.directions, rotation))
+
+
+def moved_cameras(cameras: Cameras, moves: Tensor) -> Cameras:
+    """Cameras that are turned about themselves and shifted by `moves` [V, 6], axis-angle and translation."""
+    axes, position = cameras.camera_to_world.mT.split((3, 1), dim=1)  # [V, 3, 3] an axis a row, [V, 1, 3]
+    rotation, translation = moves.to(position)[:, None].split(3, -1)  # [V, 1, 3] each
+    pose = torch.cat([rotated(axes, rotation), position + translation], dim=1).mT
+    return replace(cameras, camera_to_world=pose.contiguous())
 
 
 def rotated(vectors: Tensor, rotation: Tensor) -> Tensor:

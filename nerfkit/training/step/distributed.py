@@ -10,8 +10,11 @@ large ones where they lie, small ones and the counts of a step in one buffer.
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +24,6 @@ from nerfkit.model.base import Model
 from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.parallel import Processes
 from nerfkit.training.step.adjustments import ViewAdjustments
-from nerfkit.training.step.randomness import seed_step
 
 LARGE = 2**18  # elements of a gradient that is added by itself; of a smaller one a copy costs less than a call
 SMALLEST = 1e-12  # sum of weights, for a division
@@ -170,6 +172,19 @@ class Distributed(OneProcess):
 
     def resume(self, step: int, seconds: float) -> None:
         self.compare_at, self.seconds = step, seconds
+
+
+def seed_step(seed: int, step: int, stream: str, generator: torch.Generator) -> None:
+    """Seed a training's generator, and all that a model of one's own may draw from, for one step, differently for each
+    `stream`; a recorded CUDA graph sees it."""
+    digest = hashlib.blake2b(f"{seed} {step} {stream}".encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little") >> 1
+    generator.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.default_generator.manual_seed(number)
+    if generator.device.type == "cuda":
+        torch.cuda.default_generators[generator.device.index].manual_seed(number)
 
 
 def _sum_of_bits(x: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class TrainingLoss:
 
     def __init__(self, config: Config, data_term: LossFn | None = None):
         self.data_term = data_term or squared_error
-        self.distortion = Distortion(config) if config.trainer.distortion else None
+        self.distortion, self.spacing = config.trainer.distortion, spacing(config)
         self.ops = ("distortion",) if self.distortion else ()
 
     def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
@@ -53,11 +53,19 @@ class TrainingLoss:
                 f"a loss_fn, or trainer.loss, must return a dict of scalar tensors by name, such as {{'l1': "
                 f"nerfkit.weighted_mean(error, batch.weight)}}; got {shown(repr(terms))}"
             )
-        if self.distortion is None:
+        if not self.distortion:
             return terms
         if "distortion" in terms:
             raise LossError("a loss must not name a term 'distortion': trainer.distortion does")
-        return terms | {"distortion": self.distortion(rendering, batch)}
+        samples, weights = rendering.samples, rendering.weights
+        if samples is None or weights is None:
+            raise UserError("trainer.distortion needs a model whose renderings have samples and weights; set it to 0")
+        of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
+        of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
+        # At full weight from the start, all samples of a ray may draw together right in front of its camera, before
+        # anything is known of where the scene is, and stay there.
+        ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
+        return terms | {"distortion": self.distortion * ramp * weighted_mean(of_rays, batch.weight)}
 
     def pixel_error(self, terms: dict[str, Tensor], rendering: Rendering, batch: Batch) -> Tensor:
         """The squared error of the pixels [], whatever the data term: of it is the PSNR that is logged."""
@@ -94,26 +102,6 @@ def name_of(loss_fn: LossFn) -> str:
     """As `loss_function` takes it, if the function can be imported."""
     named = loss_fn if hasattr(loss_fn, "__qualname__") else type(loss_fn)
     return f"{named.__module__}:{named.__qualname__}"
-
-
-class Distortion:
-    """The distortion loss, with a weight that rises over the first part of the schedule.
-
-    At full weight from the start, all samples of a ray may draw together right in front of its camera, before anything
-    is known of where the scene is, and stay there.
-    """
-
-    def __init__(self, config: Config):
-        self.full_weight, self.spacing = config.trainer.distortion, spacing(config)
-
-    def __call__(self, rendering: Rendering, batch: Batch) -> Tensor:
-        samples, weights = rendering.samples, rendering.weights
-        if samples is None or weights is None:
-            raise UserError("trainer.distortion needs a model whose renderings have samples and weights; set it to 0")
-        of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
-        of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
-        ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
-        return self.full_weight * ramp * weighted_mean(of_rays, batch.weight)
 
 
 def spacing(config: Config) -> tuple[float, float, float]:

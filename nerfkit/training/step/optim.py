@@ -134,15 +134,3 @@ def _prepare(group: dict[str, Any]) -> None:
     if not all(0 <= beta < 1 for beta in group["betas"]):
         raise ValueError(f"LazyAdam: betas must be at least 0 and below 1, got {group['betas']}")
     group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=next(iter(devices), None))
-
-
-def load_moments(optimizer: torch.optim.Optimizer, parameters: list[Tensor], values: dict[str, Tensor]) -> None:
-    """Moments and steps of an optimiser from tensors called `<index of the parameter>.<name>`."""
-    state = optimizer.state_dict()
-    for name, value in values.items():
-        index, _, key = name.partition(".")
-        shape = parameters[int(index)].shape
-        if key not in ("step", "exp_avg", "exp_avg_sq") or (key != "step" and value.shape != shape):
-            raise ValueError(f"optimizer.{name} is no moment of a parameter of shape {list(shape)}")
-        state["state"].setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict(state)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of one view while it is trained, and what is made of them at the end, in RUN/previews.
 
-000500.png                    the view after 500 steps, its longest side SIDE pixels at most
+000500.png                    the view after 500 steps, small
 truth.png                     its image
 strip.png                     some of the pictures from first to last, then the truth
-progress.gif, progress.mp4    all of them, one after another
+progress.gif                  all of them, one after another
 
 Nothing of the training changes: drawing takes no random numbers and no training time.
 """
@@ -20,7 +20,6 @@ from dataclasses import replace
 import imageio.v2 as imageio
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
@@ -29,21 +28,19 @@ from nerfkit.data.images.pixels import background_color, blend
 from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.rendering.images import gif_bytes, png_bytes, to_uint8, video_bytes
-from nerfkit.training.run.files import GIF, PREVIEWS, STRIP, VIDEO
+from nerfkit.rendering.images import gif_bytes, png_bytes, to_uint8
+from nerfkit.training.run.files import GIF, PREVIEWS, STRIP
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 
 TRUTH = "truth.png"
 PICTURE = re.compile(r"(\d{6,10})\.png")
-SIDE = 200  # pixels of the longest side, at most
+SIDE = {"cuda": 200, "cpu": 100}  # pixels of the longest side, at most
 AUTOMATIC = -1  # preview_every: PICTURES of them, evenly spaced in the logarithm of the progress from FIRST to 1
 PICTURES, FIRST = 30, 1 / 500
-MOST_TIME, FREE = 0.03, 1.0  # automatic pictures take about that share of the training time, and so many seconds
-WAITED = 1.0  # seconds for the last picture, at most, where a signal has stopped the training
-COARSE = 5  # pixels each way for which a coarse picture has one
+MOST_TIME, FREE = 0.03, 1.0  # the next automatic picture waits until those before took so little: a share, and seconds
 IN_STRIP, GAP = 8, 4  # pictures, white pixels between two
-FPS, LAST = 8, 2.0  # pictures per second of the videos, seconds for which the last one stays
+FPS, LAST = 8, 2.0  # pictures per second of the GIF, seconds for which the last one stays
 
 
 def shown_view(scene: Scene) -> Views:
@@ -63,10 +60,26 @@ def places_passed(progress: float) -> int:
     return int(share * (PICTURES - 1) + 1e-9) + 1
 
 
-class Previews:
-    """Draws pictures into a run folder: `attach` it to a trainer before training, `finish` after it.
+class Watcher:
+    """What is written beside a training; the first failure ends it, and a line says why: the training goes on."""
 
-    A picture that fails ends no training: a line says why, and there are no more of them.
+    what = ""  # that is no longer done
+    failed = False
+
+    def attempt(self, act: Callable[[], object]) -> None:
+        """Do something, unless that failed before."""
+        if self.failed:
+            return
+        try:
+            act()
+        except Exception as error:  # whatever it is: hours of training are worth more
+            self.failed = True
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            tqdm.write(f"{self.what}: {' '.join(reason.split())[:300]}")
+
+
+class Previews(Watcher):
+    """Draws pictures into a run folder: `attach` it to a trainer before training, `finish` after it.
 
     Args:
         config: of the run; uses data.background and trainer.preview_every.
@@ -74,109 +87,70 @@ class Previews:
         device: of the model.
     """
 
+    what = "no more pictures are drawn"
+
     def __init__(self, config: Config, view: Views, device: torch.device):
         self.every = config.trainer.preview_every
         self.background = background_color(config.data.background, device)  # [3]
         width, height = view.cameras.size(0)
-        scale = min(1.0, SIDE / max(width, height))
+        scale = min(1.0, SIDE[device.type] / max(width, height))
         small = view.cameras.resized(max(1, round(width * scale)), max(1, round(height * scale)))
-        coarse = small.resized(*(-(-side // COARSE) for side in small.size(0)))
-        self.cameras, self.coarse = small.to(device), coarse.to(device)
+        self.cameras = small.to(device)
         self.truth = blend(replace(view, cameras=small).load().image(0), self.background.cpu())  # [H, W, 3]
         self.on_picture: list[Callable[[int, Tensor], None]] = []  # called with step and picture [H, W, 3]
         self._passed = 0  # automatic places before the last picture
         self._spent = 0.0  # seconds that pictures have taken
-        self._whole_at = -1  # step of the last picture that is not a coarse one
-        self._given_up = False
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
         """Draw what `trainer` trains. Pictures of earlier parts of the run stay, but for steps that come again."""
 
         def open_folder() -> None:
             self.folder = folder.child(PREVIEWS, PREVIEWS)
-            self.folder.remove_leftovers()
-            later = {_file_name(step) for step in self.steps() if step > trainer.step}
-            if later:
-                self.folder.clear(keep=self.folder.names() - later)
+            self.folder.clear(_file_name(step) for step in self.steps() if step > trainer.step)
 
         trainer.on_step.append(self.after_step)
         self._passed = places_passed(trainer.progress)
-        self._attempt(open_folder)
+        self.attempt(open_folder)
 
     def after_step(self, trainer: Trainer) -> None:
         if self.every == AUTOMATIC:
             is_due = places_passed(trainer.progress) > self._passed
+            is_due = is_due and self._spent <= MOST_TIME * trainer.seconds + FREE
         else:
             is_due = self.every > 0 and trainer.step % self.every == 0
         if is_due:
-            self._attempt(lambda: self._draw(trainer, self._most_seconds(trainer)))
+            self.attempt(lambda: self._draw(trainer))
 
     def finish(self, trainer: Trainer, stopped: bool = False) -> None:
-        """The last picture, strip and videos, of a training that has ended, or was `stopped` by somebody who waits."""
-        self._attempt(lambda: self._finish(trainer, WAITED if stopped else math.inf))
+        """The last picture, unless the training was `stopped` by somebody who waits, strip and GIF."""
+        self.attempt(lambda: self._finish(trainer, stopped))
 
     def steps(self) -> list[int]:
         """Steps of the pictures that there are."""
-        found = (PICTURE.fullmatch(name) for name in self.folder.names() if self.folder.owns(name))
+        found = (PICTURE.fullmatch(name) for name in self.folder.names if self.folder.owns(name))
         return sorted(int(picture[1]) for picture in found if picture)
 
-    def _draw(self, trainer: Trainer, most: float) -> None:
-        """Draw and keep a picture; of few rays, enlarged, where all would take more than `most` seconds."""
+    def _draw(self, trainer: Trainer) -> None:
         trainer.settle()
         began = time.perf_counter()
-        image_of, size = ImageRenderer(trainer.model, self.background), self.cameras.size(0)
-        picture = None
         with in_eval_mode(trainer.model):
-            if most < math.inf:
-                coarse = image_of(self.coarse, 0)["rgb"]  # [H, W, 3]
-                seconds = time.perf_counter() - began
-                if seconds * math.prod(size) > most * math.prod(self.coarse.size(0)):
-                    planes = coarse.movedim(-1, 0)[None]  # [1, 3, H, W]
-                    smooth = F.interpolate(planes, size[::-1], mode="bilinear", align_corners=False)
-                    picture = smooth[0].movedim(0, -1)
-            if picture is None:
-                picture, self._whole_at = image_of(self.cameras, 0)["rgb"], trainer.step
+            picture = ImageRenderer(trainer.model, self.background)(self.cameras, 0)["rgb"]  # [H, W, 3]
         self.folder.write(_file_name(trainer.step), png_bytes(picture))
         for call in self.on_picture:
             call(trainer.step, picture)
         self._passed = places_passed(trainer.progress)
         self._spent += time.perf_counter() - began
 
-    def _most_seconds(self, trainer: Trainer) -> float:
-        """How long the next picture, and each after it, may take.
-
-        On a CPU, early pictures would cost seconds, for nothing is known to be empty yet; they are coarse until the
-        time that is left is enough for all that come.
-        """
-        if self.every != AUTOMATIC:
-            return math.inf
-        whole = trainer.seconds / trainer.progress  # training time at the end, as far as one can tell now
-        places_left = PICTURES + 1 - places_passed(trainer.progress)  # this one included
-        return (MOST_TIME * whole + FREE - self._spent) / places_left
-
-    def _finish(self, trainer: Trainer, most: float) -> None:
-        if self._whole_at != trainer.step:
-            self._draw(trainer, most)
+    def _finish(self, trainer: Trainer, stopped: bool) -> None:
+        steps = self.steps()
+        if not steps or not stopped and trainer.step not in steps:
+            self._draw(trainer)
         truth = to_uint8(self.truth)
-        files = [self.folder.path / _file_name(step) for step in self.steps()]
-        pictures = {file: picture for file in files if (picture := imageio.imread(file)).shape == truth.shape}
+        drawn = [imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()]
+        pictures = [picture for picture in drawn if picture.shape == truth.shape]
         self.folder.write(TRUTH, png_bytes(self.truth))
-        self.folder.write(STRIP, png_bytes(strip([*pictures.values()], truth)))
-        self.folder.write(GIF, gif_bytes([*pictures.values()], FPS, LAST))
-        try:
-            self.folder.write(VIDEO, video_bytes([*pictures, *[files[-1]] * round(FPS * LAST)], FPS))
-        except UserError as error:  # no ffmpeg
-            print(error)
-
-    def _attempt(self, act: Callable[[], None]) -> None:
-        if self._given_up:
-            return
-        try:
-            act()
-        except Exception as error:  # whatever it is: hours of training are worth more than a picture
-            self._given_up = True
-            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            tqdm.write(f"no more pictures are drawn: {' '.join(reason.split())[:300]}")
+        self.folder.write(STRIP, png_bytes(strip(pictures, truth)))
+        self.folder.write(GIF, gif_bytes(pictures, FPS, LAST))
 
 
 def strip(pictures: list[np.ndarray], truth: np.ndarray) -> Tensor:

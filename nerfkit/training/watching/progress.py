@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -15,39 +14,40 @@ from torch import Tensor
 from nerfkit.config import Config
 from nerfkit.data.images.pixels import background_color
 from nerfkit.data.scene import Scene, Views
-from nerfkit.errors import RunError, UserError
-from nerfkit.parallel import ALONE, Processes
+from nerfkit.errors import UserError
+from nerfkit.metrics import psnr
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training.evaluator import SCORES, beside_truth, evenly_chosen, pixels_that_count, psnr_of
+from nerfkit.training.evaluator import SCORES, beside_truth, evenly_chosen, pixels_that_count
 from nerfkit.training.run.files import LOG, LOSS_PLOT, TENSORBOARD, TEST_PSNR, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
-from nerfkit.training.watching.previews import Previews, shown_view
+from nerfkit.training.watching.previews import Previews, Watcher, shown_view
 
 EVENTS = "events.out.tfevents.*"
 SCORED_VIEWS = 8  # of a test split, at a time: training waits for them
 
 
 class Progress:
-    """What the options of `trainer` ask for; each of several processes makes one, the first writes.
+    """What the options of `trainer` ask for; of several processes the first does it, and the others wait.
 
     Images are read at once. Nothing is written before `attach`, which is to be called before training; `finish` after
     it, `close` after scoring.
     """
 
     def __init__(self, trainer: Trainer, scene: Scene):
-        self.trainer, config, processes = trainer, trainer.config, trainer.processes
+        self.trainer, config, split = trainer, trainer.config, trainer.config.eval.split
         self.previews: Previews | None = None
         self.scores: ScoresOverTime | None = None
         self.board: TensorBoard | None = None
-        if config.trainer.preview_every and processes.is_first:
+        if not trainer.processes.is_first:
+            return
+        if config.trainer.preview_every:
             try:
                 self.previews = Previews(config, shown_view(scene), trainer.device)
             except UserError as error:  # of an image that only scoring would read
                 print(f"no pictures are drawn while training: {error}")
-        split = config.eval.split
         if config.eval.every and split in scene.views:
-            self.scores = ScoresOverTime(config, scene.split(split), trainer.device, processes)
+            self.scores = ScoresOverTime(config, scene.split(split), trainer.device)
         elif config.eval.every:
             print(f"not scored while training: the scene has no {split} views, only {', '.join(scene.views)}")
 
@@ -55,11 +55,8 @@ class Progress:
         """Write into `folder` while it is trained."""
         self.folder, trainer = folder, self.trainer
         if trainer.config.trainer.tensorboard and trainer.processes.is_first:
-            try:
-                self.board = TensorBoard(folder, trainer.step)
-                self.board.attach(trainer, self.previews)
-            except (RunError, OSError) as error:  # files of somebody else, a full disk: the training is worth more
-                print(f"nothing is written for TensorBoard: {error}")
+            self.board = TensorBoard(folder, trainer.step)
+            self.board.attach(trainer, self.previews)
         if self.scores is not None:
             self.scores.attach(trainer, folder)
         if self.previews is not None:
@@ -83,20 +80,15 @@ class Progress:
 class ScoresOverTime:
     """Scores some views, evenly spread, every eval.every steps; `attach` it to a trainer before training.
 
-    That is no training time, and takes no random numbers. Several processes share the views out, and each holds the
-    images of its own; all have to attach one. PSNR is that of `evaluate`.
+    That is no training time, and takes no random numbers. PSNR is that of `evaluate`.
     """
 
-    def __init__(self, config: Config, views: Views, device: torch.device, processes: Processes = ALONE):
-        self.every, self.processes = config.eval.every, processes
+    def __init__(self, config: Config, views: Views, device: torch.device):
+        self.every = config.eval.every
         self.background = background_color(config.data.background, device)  # [3]
-        chosen = evenly_chosen(len(views.cameras), SCORED_VIEWS)
-        own = [chosen[i] for i in processes.share(len(chosen))]
-        self.n_views = len(chosen)
-        self.views = views[own]
-        self.cameras = self.views.cameras.to(device)
-        self.images = self.views.load() if own else None
-        for view in range(len(own)):
+        self.views = views[evenly_chosen(len(views.cameras), SCORED_VIEWS)]
+        self.cameras, self.images = self.views.cameras.to(device), self.views.load()
+        for view in range(len(self.cameras)):
             pixels_that_count(self.images, self.views, view)  # fails, if it does, before anything is trained
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
@@ -108,21 +100,21 @@ class ScoresOverTime:
             return
         trainer.settle()
         score = self.score(trainer)
-        if self.processes.is_first and math.isfinite(score):  # if it is not, the training says so itself
+        if math.isfinite(score):  # if it is not, the training says so itself
             line = {"step": trainer.step, "seconds": round(trainer.seconds, 3), TEST_PSNR: score}
             self.folder.append(LOG, json.dumps(line))
             for call in trainer.on_log:
                 call(line)
 
     def score(self, trainer: Trainer) -> float:
-        """Mean PSNR of the views [dB], the same in all processes."""
+        """Mean PSNR of the views [dB]."""
+        scores = []
         with in_eval_mode(trainer.model):
             image_of = ImageRenderer(trainer.model, self.background)
-            own = []
             for view in range(len(self.cameras)):
                 truth, rendered, counts = beside_truth(image_of, self.images, self.views, self.cameras, view)
-                own.append(psnr_of(rendered["rgb"], truth, counts))
-        return sum(sum(share) for share in self.processes.gathered(own)) / self.n_views
+                scores.append(psnr(rendered["rgb"], truth, counts))
+        return sum(scores) / len(scores)
 
 
 def summary_writer() -> Any:
@@ -137,19 +129,23 @@ def summary_writer() -> Any:
     return SummaryWriter
 
 
-class TensorBoard:
+class TensorBoard(Watcher):
     """Writes what is logged: `train/...`, scores of held-out views on the way and at the end, and pictures.
 
     A run that goes on continues its curves: what an earlier part wrote of later steps is dropped by TensorBoard.
     """
 
+    what = "nothing more is written for TensorBoard"
+
     def __init__(self, folder: RunFolder, step: int):
-        self.folder = folder.child(TENSORBOARD, TENSORBOARD)
-        before = set(self.folder.path.glob(EVENTS))
-        self.writer = summary_writer()(str(self.folder.path), purge_step=step + 1)
-        for file in set(self.folder.path.glob(EVENTS)) - before:
-            self.folder.note(file.name, is_there=True)
-        self._failed = False
+        def open_folder() -> None:
+            own = folder.child(TENSORBOARD, TENSORBOARD)
+            before = set(own.path.glob(EVENTS))
+            self.writer = summary_writer()(str(own.path), purge_step=step + 1)
+            for file in set(own.path.glob(EVENTS)) - before:
+                own.note(file.name, is_there=True)
+
+        self.attempt(open_folder)
 
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
         """Write what `trainer` logs, and the pictures."""
@@ -177,20 +173,10 @@ class TensorBoard:
 
     def close(self) -> None:
         """Write what is left."""
-        self._attempt(self.writer.close)
+        self.attempt(lambda: self.writer.close())
 
     def _add(self, kind: str, *values: Any, **options: Any) -> None:
-        self._attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))
-
-    def _attempt(self, act: Callable[[], object]) -> None:
-        """Do something, unless that failed before: a full disk ends no training."""
-        if self._failed:
-            return
-        try:
-            act()
-        except OSError as error:
-            self._failed = True
-            print(f"nothing more is written for TensorBoard: {error}")
+        self.attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))
 
 
 def plot_training(folder: RunFolder) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch.nn.functional as F
 import viser
 
-from nerfkit.crop import CROP, Crop, crop_of, read_crop, write_crop
+from nerfkit.crop import CROP, Crop, crop_of, read_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.images import to_uint8
 from nerfkit.viewer.frames import in_browser, vertical_fov
@@ -136,7 +136,7 @@ class CropPanel:
             return
         self._changed_at, folder = None, self.state.scene.folder
         if folder is not None:
-            write_crop(folder.write, self.crop, self.on.value)
+            folder.write(CROP, self.crop.to_json(self.on.value))
             self.text.content = f"kept in {folder.path / CROP}"
 
     def _read(self) -> tuple[Crop, bool, str]:
