@@ -136,6 +136,15 @@ def shown(text: str | os.PathLike, limit: int = 200) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
+def harmless(message: str) -> str:
+    """A message for a terminal, which obeys none of its characters but the ends of lines; of other encodings' bytes,
+    which names of files may have, it knows what to do."""
+    if message.isprintable():
+        return message
+    kept = (c if c.isprintable() or c == "\n" or "\udc80" <= c <= "\udcff" else ascii(c)[1:-1] for c in message)
+    return "".join(kept)
+
+
 def _integer(digits: str) -> int:
     if len(digits) > DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits is too large")

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import imageio.v2 as imageio
 import pytest
+import safetensors.torch
 import torch
 
 from nerfkit.commands import as_typed, status_of
@@ -20,10 +21,10 @@ from nerfkit.errors import RunError
 from nerfkit.files import MARKER
 from nerfkit.model import registry
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import PATHS
+from nerfkit.training.run.files import PATHS, read_config
 from nerfkit.training.run.folder import RunFolder
 from tests.naming import assert_names
-from tests.processes import ROOT, call, call_process
+from tests.processes import ROOT, call, call_process, ended
 from tests.toy_scene import change, write_options, write_scene
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,62 @@ def run(trained, tmp_path) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+EVIL = "\x1b]0;title\x07\x1b[2Jevil"
+
+
+def marked(run: Path) -> None:
+    (run / ".nerfkit").write_text(f"nerfkit {EVIL}{'x' * 10**5}\n")
+
+
+def replaced(file: str, old: str, new: str):
+    return lambda run: (run / file).write_text((run / file).read_text().replace(old, new, 1))
+
+
+def of_another_format(run: Path) -> None:
+    tensors, state = checkpoint.load(run)
+    text = json.dumps(state | {"format": EVIL})
+    data = safetensors.torch.save(tensors, {"state": text, "checksum": checkpoint.checksum(tensors, text)})
+    (run / "checkpoint.safetensors").write_bytes(data)
+
+
+def called_so(run: Path) -> None:
+    """A folder of a scene with other test views."""
+    scene = Path(shutil.copytree(read_config(run).data.path, run.parent / EVIL))
+    file = scene / "transforms_test.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"camera_angle_x": 0.7}))
+
+
+NAMED = {  # what somebody else wrote, and what says so
+    "kind_of_a_folder": (marked, "train {options} --out {run}"),
+    "kind_of_a_folder_rendered": (marked, "render {run} --frames 1 --size 6 5"),
+    "kind_of_a_folder_inspected": (marked, "inspect {scene} --out {run}"),
+    "format_of_a_checkpoint": (of_another_format, "eval {run}"),
+    "splits": (replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'), "render {run} --path nope"),
+    "splits_exported": (
+        replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'),
+        "export depth {run} --split n",
+    ),
+    "path_of_the_scene": (replaced("config.toml", "/scene", f"/{json.dumps(EVIL)[1:-1]}"), "eval {run}"),
+    "split_that_is_scored": (replaced("config.toml", '"test"', json.dumps(EVIL)), "eval {run}"),
+    "scores": (replaced("metrics.json", '"test"', json.dumps(EVIL)), "summary {run}"),
+    "folder_of_a_scene": (called_so, "train {options} --data.path {evil} --out {new} --trainer.steps 1"),
+    "folder_of_a_scene_inspected": (called_so, "inspect {evil}"),
+    "folder_of_another_scene": (called_so, "eval {run} --data {evil}"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_terminal_obeys_no_names_of_others(name: str, run: Path, options: Path):
+    prepare, command = NAMED[name]
+    prepare(run)
+    places = {"run": run, "scene": read_config(run).data.path, "options": f"--config {options}"}
+    places |= {"evil": run.parent / EVIL, "new": run.parent / "new"}
+    first, *words = command.format(**places).replace(EVIL, "EVIL").split()
+    status, printed = ended(f"scripts/{first}.py", *(word.replace("EVIL", EVIL) for word in words))
+    assert "evil" in printed and "\x1b" not in printed and "\x07" not in printed and len(printed) < 20_000, printed
+    assert status in (0, 1)
 
 
 def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):

@@ -268,6 +268,7 @@ def test_an_empty_scene_and_more_than_fits_into_memory_are_refused(run, tmp_path
             exported(empty, tmp_path / "m.ply", "--from", source)
     with raises_naming(UserError, "points"):
         call(empty, "points", "--out", tmp_path / "p.ply")
+    assert not list(tmp_path.glob("*.work")), "nothing is left of them"
     monkeypatch.setattr("nerfkit.device.free_memory", lambda: 2**20)
     with raises_naming(UserError, "--resolution", "48"):
         exported(run, tmp_path / "m.ply", "--from", "density")

@@ -71,7 +71,6 @@ def test_what_other_views_see_through_is_left_out(run):
         image_of = ImageRenderer(loaded.model, loaded.background)
         views = Views(image_of, cameras()[[0, 1, 2]], work, 0.0, torch.device("cpu"))
         one, two, three = views
-        work.remove()
     assert len(points_of_view(one, [two, three])) > 100
     one.depth[one.depth > 0] -= 0.4
     assert len(points_of_view(one, [])) > 100 and len(points_of_view(one, [two, three])) < 20

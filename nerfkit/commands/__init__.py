@@ -3,24 +3,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from nerfkit.errors import UserError
-from nerfkit.reading import did_you_mean, shown, typed
+from nerfkit.reading import did_you_mean, harmless, shown, typed
 from nerfkit.version import __version__
 
 if TYPE_CHECKING:
     from nerfkit.parallel import Processes
 
 SECONDS_IN_A_LOG = "30"  # between two states of a progress bar that nobody watches
+MOST_SHOWN = 10_000  # characters of an error
 SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, the system's shutdown, a terminal that was closed
 
@@ -50,7 +53,8 @@ def run_command(name: str, arguments: list[str]) -> None:
         options = parse(name, arguments)  # before torch is imported, for which --help does not wait
         if processes and name not in SHARED:
             raise UserError(f"nerfkit {name} runs in one process; start it without torchrun")
-        return importlib.import_module(f"nerfkit.commands.{name}").main(options, *processes)
+        with contextlib.redirect_stdout(Harmless(sys.stdout)):
+            return importlib.import_module(f"nerfkit.commands.{name}").main(options, *processes)
 
     in_utf8()
     if not sys.stderr.isatty():
@@ -106,7 +110,10 @@ def in_utf8() -> None:
 def status_of(command: Callable[[], int | None], failed: Callable[..., int] | None = None) -> int:
     """Exit status of a command: an error that a user can fix is one line, without a traceback."""
     failed = failed or _failed
-    warnings.showwarning = lambda message, *where: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *where: print(f"warning: {harmless(str(message))}", file=sys.stderr)
+    for number in (getattr(signal, name) for name in STOPPING[1:] if hasattr(signal, name)):
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _stop)
     for stream in (sys.stdout, sys.stderr):  # names of files are printed as they are
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="surrogateescape")
@@ -116,8 +123,8 @@ def status_of(command: Callable[[], int | None], failed: Callable[..., int] | No
         return status or 0
     except UserError as error:
         return failed(str(error))
-    except KeyboardInterrupt:
-        return failed("stopped", 130, prefix="")
+    except KeyboardInterrupt as stop:
+        return failed("stopped", 128 + next(iter(stop.args), signal.SIGINT), prefix="")
     except BrokenPipeError:  # the reader of the output has ended, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -135,8 +142,27 @@ def status_of(command: Callable[[], int | None], failed: Callable[..., int] | No
 
 
 def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
-    print(f"{prefix}{message}", file=sys.stderr)
+    if len(message) > MOST_SHOWN:
+        message = f"{message[: MOST_SHOWN // 2]}...{message[-MOST_SHOWN // 2 :]}"
+    print(f"{prefix}{harmless(message)}", file=sys.stderr)
     return status
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
+
+
+class Harmless:
+    """A stream of text to a terminal, to which names of other people's files, splits and scenes are printed."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(harmless(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class StopSignals:

@@ -29,7 +29,7 @@ from nerfkit.errors import UserError
 from nerfkit.export import cameras, fields, images, mesh, points
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
-from nerfkit.export.writing import Output, OutputFolder, Work
+from nerfkit.export.writing import EmptyError, Output, OutputFolder, Work
 from nerfkit.reading import chosen
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stems
@@ -115,13 +115,11 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             source = fields.DepthField(views, run.device)
         try:
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
-        except mesh.NoSurfaceError as error:
-            work.remove()
+        except EmptyError as error:
             other = "take --from depth, " if options.source == "density" else ""
-            raise UserError(f"{error}; {other}lower --level, or {where(run, options)}") from None
+            raise EmptyError(f"{error}; {other}lower --level, or {where(run, options)}") from None
         if not len(shape.faces):
-            work.remove()
-            raise UserError(f"no surface lies in the crop; {where(run, options)}")
+            raise EmptyError(f"no surface lies in the crop; {where(run, options)}")
         views.render()
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
         if not len(shape.faces):
@@ -141,7 +139,6 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             "hidden_by_cells": [mesh.COVERS, mesh.BEHIND, mesh.LEAST_COSINE],
         }
         report(output.write(content, about(run, options, cut, counts=counts, thresholds=thresholds)), counts)
-        work.remove()
 
 
 def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
@@ -162,7 +159,6 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
             counts["pixels"] = int(cloud.counts.sum())
         said = about(run, options, cut, counts=counts, thresholds=THRESHOLDS)
         report(output.write({"ply": content}, said), counts)
-        work.remove()
 
 
 def export_cameras(run: Run, options: CamerasOptions) -> None:

@@ -19,7 +19,7 @@ from nerfkit.export.fields import DensityField, DepthField
 from nerfkit.export.grid import BLOCK, Grid, Piece, joined, piece_of_block
 from nerfkit.export.images import linear
 from nerfkit.export.views import Seen, Views
-from nerfkit.export.writing import Work, optional, oriented_columns, ply_bytes
+from nerfkit.export.writing import EmptyError, Work, optional, oriented_columns, ply_bytes
 
 FORMATS = ("ply", "glb")
 BLOCKS_OF_A_PART = 256  # that are worked on and kept together
@@ -31,10 +31,6 @@ LEVELS = 12  # of the depth buffer; the coarsest has squares of 2**11 pixels
 COVERS = 1.0  # cells that a point of the surface hides, at least; at most twice as many, for levels are powers of two
 BEHIND = 1.0  # cells that a point may lie behind what hides it and still be seen
 LEAST_COSINE = 0.25  # at which a surface still counts as sloping: within 14 degrees of it, it may hide itself
-
-
-class NoSurfaceError(UserError):
-    """Nothing is solid in a grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +75,7 @@ def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:
             bar.update(len(part))
     piece = joined(pieces)
     if not len(piece.faces):
-        raise NoSurfaceError("there is no surface: nowhere does the field reach the level")
+        raise EmptyError("there is no surface: nowhere does the field reach the level")
     vertices = grid.origin + grid.cell * piece.vertices
     return Mesh(vertices, piece.faces, vertex_normals(vertices, piece.faces), np.zeros(vertices.shape, dtype=np.uint8))
 

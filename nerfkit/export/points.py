@@ -18,7 +18,7 @@ from nerfkit.crop import Crop
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.export.views import View, Views
-from nerfkit.export.writing import columns, needs_double, optional, oriented_columns, ply_bytes
+from nerfkit.export.writing import EmptyError, columns, needs_double, optional, oriented_columns, ply_bytes
 
 MIN_OPACITY = 0.9
 AGREE = 0.02  # relative difference of depths that agree
@@ -74,7 +74,7 @@ def gather(views: Views, box: np.ndarray, crop: Crop | None, count: int) -> Poin
             clouds = [thinned(joined(clouds), 2 * count)]
     cloud = joined(clouds)
     if not len(cloud):
-        raise UserError(
+        raise EmptyError(
             f"no pixel of the training views has an opacity above {MIN_OPACITY} and a depth that others agree with: "
             "there are no points; is the crop empty?"
         )

@@ -129,8 +129,12 @@ def _go_on(folder: OwnFolder, name: str, key: dict[str, Any]) -> None:
         folder.write(name, text)
 
 
+class EmptyError(UserError):
+    """There is nothing to export."""
+
+
 class Work:
-    """The folder `<output>.work` with parts of a long export, until that is complete.
+    """The folder `<output>.work` with parts of a long export, until that is complete, or empty.
 
     Parts of another export, or of other options, are thrown away.
     """
@@ -144,7 +148,9 @@ class Work:
     def __enter__(self) -> Work:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type | None, *exception: object) -> None:
+        if kind in (None, EmptyError):
+            self._remove()
         self.folder.unlock()
 
     def part(self, name: str, make: Callable[[], Arrays]) -> Arrays:
@@ -158,10 +164,9 @@ class Work:
         self.folder.write(file, content.getvalue())
         return arrays
 
-    def remove(self) -> None:
-        """Delete the folder: the output is there."""
+    def _remove(self) -> None:
+        """Delete the folder: the output is there, or nothing to be written."""
         self.folder.clear()
-        self.folder.unlock()
         (self.folder.path / MARKER).unlink(missing_ok=True)
         with suppress(OSError):  # a file of the user's is in it
             self.folder.path.rmdir()

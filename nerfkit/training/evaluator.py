@@ -76,7 +76,7 @@ def evaluate(
     comparisons = processes.in_turn(lambda: _comparison_folder(folder, name, set(compared.values())))
     rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
     bar = tqdm(
-        processes.share(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True,
+        processes.share(len(cameras)), desc="evaluating", unit="view", dynamic_ncols=True,
         disable=not processes.is_first,
     )  # fmt: skip
     for view in bar:
