@@ -26,7 +26,6 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem, npz_bytes, png_bytes, preview, probe_video, video_bytes
-from nerfkit.rendering.paths import moved, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 
@@ -58,7 +57,7 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     stems = [f"{frame:04d}" for frame in range(len(cameras))]
     if options.path in run.scene.splits:
         stems = [file_stem(name, frame) for frame, name in enumerate(run.scene.names(options.path))]
-    path = to_json(moved(cameras, run.frame, to_model=False), stems)
+    path = to_json(paths.in_files_frame(cameras, run.frame), stems)
     path |= {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
     path |= {"crop": json.loads(crop.to_json())} if crop is not None else {}
     kinds = [name for output in outputs for name in FILES[output]]
@@ -116,7 +115,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     box = torch.tensor(run.config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(run.scene.up)
     if is_file:
-        cameras = moved(read_path(Path(path), like.size(0), size), run.frame, to_model=True)
+        cameras = paths.read_path(Path(path), like.size(0), size, run.frame)
     elif path in splits:
         cameras = run.cameras(path)
     elif path == "orbit":
@@ -135,7 +134,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         near = difflib.get_close_matches(path, known, n=1)
         hint = f"did you mean {near[0]}? There are" if near else "use"
         raise UserError(f"--path {path!r} is unknown; {hint} {', '.join(known)}, or a FILE.json")
-    return cameras if size is None else cameras.resized(*size)
+    return cameras if size is None else paths.with_size(cameras, *size)
 
 
 def views_surround(run: Run) -> bool:
