@@ -67,7 +67,7 @@ class RenderOptions(RunOptions):
 
     path: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
     frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
-    size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
+    size: tuple[int, int] = (0, 0)  # width and height [pixels], the height with the view's angle; 0 0: as trained
     fps: int = 20  # frames per second of the video, at most 1000
     outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty

@@ -83,17 +83,15 @@ def doubts_of_cameras(images: Sequence[PosedImage], frame: Frame) -> list[str]:
 
 def _coarse(rig: Rig, frame: Frame) -> list[str]:
     """A line of positions so far from the origin that their digits do not tell the cameras apart."""
-    farthest = np.abs(rig.positions).max()
-    single = rig.positions.astype(np.float32)
-    step = float(np.spacing(farthest))
-    if frame.is_identity or (single == rig.positions).all():  # as the model has them; as the files were rounded
-        step = float(np.spacing(np.float32(farthest)))
-    if step <= COARSEST * rig.baseline:
+    farthest, spread = np.abs(rig.positions).max(), float(np.ptp(rig.positions, axis=0).max())
+    is_rounded = (rig.positions.astype(np.float32) == rig.positions).all()
+    step = float(np.spacing(np.float32(farthest) if is_rounded or frame.is_identity else farthest))
+    if spread == 0 or step <= COARSEST * spread:
         return []
     return [
         f"positions of cameras reach {farthest:.6g} from the origin, where their digits end at {step:.2g}, and the "
-        f"cameras stand within {rig.baseline:.3g} of their mean position; subtract one point from all positions, "
-        "sparse points included, in the program that wrote them"
+        f"cameras stand {spread:.3g} apart at most; subtract one point from all positions, sparse points included, in "
+        "the program that wrote them"
     ]
 
 
