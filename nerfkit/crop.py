@@ -48,10 +48,11 @@ class Crop:
 
     def inside(self, positions: Tensor) -> Tensor:
         """Which of the positions [N, 3] in the model's frame are inside, bool [N]."""
-        if self.frame == "files" and self.to_files:
-            matrix = positions.new_tensor(self.to_files).view(3, 4)
-            positions = positions @ matrix[:, :3].T + matrix[:, 3]
-        low, high = positions.new_tensor(self.low), positions.new_tensor(self.high)
+        ends = torch.tensor([self.low, self.high], dtype=torch.float64)
+        if self.frame == "files" and self.to_files:  # whose origin may be far away
+            matrix = torch.tensor(self.to_files, dtype=torch.float64).view(3, 4)
+            positions, ends = positions @ matrix[:, :3].T.to(positions), ends - matrix[:, 3]
+        low, high = ends.to(positions)
         return ((positions >= low) & (positions <= high)).all(-1)
 
     def corners(self) -> Tensor:

@@ -3,14 +3,16 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import SceneError
-from nerfkit.rendering.paths import CameraPath, Keyframe, moved, read_camera_path, read_path
-from tests.test_crop import FRAME
+from nerfkit.rendering.paths import CameraPath, Keyframe, read_camera_path, read_path, with_size
+from tests.test_crop import FRAME, UTM
 from tests.toy_scene import look_at
 
 EYES = [(2.0, 0, 1), (0.0, 2, 1), (-2.0, 0, 1.5)]
@@ -74,9 +76,36 @@ def test_what_cannot_be_rendered_is_named(tmp_path, change, named):
         read_path(write(tmp_path, nerfstudio(**change)), (8, 8))
 
 
-def test_a_crop_in_it_is_said_not_to_be_used(tmp_path):
-    with pytest.warns(UserWarning, match="crop"):
-        read_path(write(tmp_path, nerfstudio(crop={"crop_center": [0, 0, 0]})), (8, 8))
+RADIANS = [view | {"fov": math.radians(view["fov"])} for view in nerfstudio()["camera_path"]]
+ENLARGED = {"w": 240, "h": 120, "fl_x": 40, "cx": 30, "cy": 15, "frames": [{"transform_matrix": np.eye(4).tolist()}]}
+
+
+@pytest.mark.parametrize(
+    "content, named",
+    [
+        (nerfstudio(crop={"crop_center": [0, 0, 0]}), "its crop is not used"),
+        (nerfstudio(camera_path=RADIANS), "if the angle was in radians, give degrees"),
+        (ENLARGED, "of images of 60x30"),
+    ],
+)
+def test_what_is_not_used_and_views_that_no_camera_has_are_warned_of(tmp_path, content, named):
+    with pytest.warns(UserWarning, match=named):
+        read_path(write(tmp_path, content), (8, 8))
+
+
+def test_the_field_of_view_of_a_camera_beats_that_of_the_file(tmp_path):
+    focal = read_path(write(tmp_path, nerfstudio(default_fov=90.0)), (8, 8)).focal[:, 1].tolist()
+    assert focal == pytest.approx([60 / math.tan(math.radians(fov / 2)) for fov in (50, 60, 70)])
+
+
+def test_another_size_keeps_pixels_square_and_the_view_from_top_to_bottom():
+    """Of cameras with pixels that are not quite squares, and a principal point beside the middle."""
+    sizes = torch.tensor([64, 32]), torch.tensor([48, 48])
+    poses = torch.eye(4)[None, :3].repeat(2, 1, 1)
+    cameras = Cameras(poses, torch.tensor([[60.0, 61]] * 2), torch.tensor([[33.0, 23], [17, 23]]), *sizes)
+    tall = with_size(cameras, 48, 96)
+    assert tall.focal.tolist() == [[120, 122]] * 2 and tall.center.tolist() == [[26, 46]] * 2
+    assert tall.size() == (48, 96)
 
 
 def test_the_camera_is_at_a_keyframe_at_its_time_and_moves_smoothly(path):
@@ -98,7 +127,7 @@ def test_a_loop_comes_back_without_showing_its_first_frame_twice(path):
     assert np.allclose(poses[0], poses[1], atol=1e-6) and fovs[0] == pytest.approx(fovs[1])
 
 
-@pytest.mark.parametrize("frame", [None, FRAME])
+@pytest.mark.parametrize("frame", [None, FRAME, replace(FRAME, center=UTM)])
 def test_a_path_that_is_saved_is_loaded_and_rendered_the_same(path, tmp_path, frame):
     path.loop = True
     file = tmp_path / "path.json"
@@ -106,9 +135,9 @@ def test_a_path_that_is_saved_is_loaded_and_rendered_the_same(path, tmp_path, fr
     loaded = read_camera_path(file, frame, (8, 8))
     assert (loaded.loop, loaded.fps, loaded.size) == (True, 10, (64, 48))
     for ours, theirs in zip(path.keyframes, loaded.keyframes, strict=True):
-        assert np.allclose(ours.pose, theirs.pose, atol=1e-5)
+        assert np.allclose(ours.pose, theirs.pose, rtol=0, atol=1e-5)
         assert (ours.fov, ours.seconds) == pytest.approx((theirs.fov, theirs.seconds))
-    cameras = moved(read_path(file, (8, 8)), frame, to_model=True)  # as `nerfkit render --path` reads it
+    cameras = read_path(file, (8, 8), frame=frame)  # as `nerfkit render --path` reads it
     wanted = path.cameras()
     torch.testing.assert_close(cameras.camera_to_world, wanted.camera_to_world, rtol=0, atol=1e-5)
     torch.testing.assert_close(cameras.focal, wanted.focal)

@@ -10,6 +10,7 @@ import torch
 
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import MODELS, Lens
+from nerfkit.data.cameras.plausible import doubts_of_lenses
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
@@ -284,6 +285,51 @@ def test_a_lens_without_coefficients_is_a_pinhole_but_for_fisheyes():
         for index, name in enumerate(names):
             if name[0] in "kp":
                 assert not Lens(model, (*values[:index], 1e-9, *values[index + 1 :]), *SIZE).is_pinhole
+
+
+def camera(focal: float, *center: float, fy: float = 0, size: tuple[int, int] = (1200, 800)) -> Lens:
+    return Lens("PINHOLE", (focal, fy or focal, *(center or (size[0] / 2, size[1] / 2))), *size)
+
+
+def distorting(model: str, focal: float, *coefficients: float) -> Lens:
+    return Lens(model, (focal, *(focal,) * ("fx" in MODELS[model][1]), 600.0, 400.0, *coefficients), 1200, 800)
+
+
+LIKELY = {
+    "9 mm on 36 mm": camera(300),
+    "600 mm on 36 mm": camera(20000),
+    "cropped to a quarter": camera(1300, 400, 500),
+    "one corner is left": camera(1300, 480, 450),
+    "pixels of HDV": camera(1300, fy=1300 * 4 / 3),
+    "GoPro": distorting("OPENCV_FISHEYE", 560, 0.045, 0.012, -0.02, 0.006),
+    "whole circle of 180 degrees": distorting("SIMPLE_FISHEYE", 255),
+    "wide angle of a telephone": distorting("OPENCV", 620, -0.28, 0.07, 1e-3, -5e-4),
+    "long lens, of which high orders are large": distorting("SIMPLE_RADIAL", 20000, 46),
+    "rational polynomial of a depth camera": distorting("FULL_OPENCV", 610, 0.5, -2.7, 1e-3, 0, 1.6, 0.38, -2.5, 1.5),
+}
+UNLIKELY = {  # and what has to be named
+    "shares": (camera(1.1, 0.5, 0.5, fy=1.6), "(0.5, 0.5)", "shares of the image"),
+    "from the middle": (camera(1300, 6, -9), "(6, -9)", "from the middle", "Add half"),
+    "mm": (camera(29, 18, 12), "millimetres, or of images of 36x24"),
+    "a quarter": (camera(325, 150, 100), "of images of 300x200"),
+    "twice": (camera(2600, 1210, 795), "of images of 2420x1590"),
+    "1.5 times smaller": (camera(870, 400, 267), "of images of 800x534"),
+    "of the next image": (camera(1300, 1150, 300), "was it found for other images"),
+    "mm, without a principal point": (camera(24), "175 degrees", "millimetres"),
+    "radians": (camera(600 / math.tan(math.radians(0.5))), "1 degrees", "radians"),
+    "fisheye of 400 degrees": (distorting("SIMPLE_FISHEYE", 100), "688 degrees"),
+    "collapsed": (camera(1300, fy=3900), "1300 and 3900", "3.00 times"),
+    "k1 of a failed solve": (distorting("SIMPLE_RADIAL", 1300, 46), "k1 46 of SIMPLE_RADIAL", "times as far out"),
+    "folded": (BARREL, "folds"),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKELY)
+def test_a_lens_that_no_camera_has_is_doubted_with_the_likely_unit(name: str):
+    lens, *named = UNLIKELY[name]
+    (line,) = doubts_of_lenses([*LIKELY.values(), lens, lens])
+    assert_names(line, *named, f"2 of {len(LIKELY) + 2} images")
+    assert not doubts_of_lenses(LIKELY.values())
 
 
 def test_the_fold_of_a_barrel():

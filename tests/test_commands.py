@@ -78,7 +78,9 @@ def called_so(run: Path) -> None:
     """A folder of a scene with other test views."""
     scene = Path(shutil.copytree(read_config(run).data.path, run.parent / EVIL))
     file = scene / "transforms_test.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"camera_angle_x": 0.7}))
+    content = json.loads(file.read_text())
+    content["frames"][0]["transform_matrix"][0][3] += 0.1
+    file.write_text(json.dumps(content))
 
 
 NAMED = {  # what somebody else wrote, and what says so

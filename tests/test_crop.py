@@ -2,6 +2,7 @@
 """The crop: its file, and that nothing outside is rendered."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.naming import raises_naming
 
 ROTATION = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
 FRAME = Frame(ROTATION, np.array([1.0, 2, 3]), 0.5, "inward", 0.1, 9.0, np.array([[-1.0] * 3, [1.0] * 3]), ROTATION[2])
+UTM = np.array([583960.0, 4512345.6, 212.0])  # easting, northing and height [m]: float32 has steps of 0.5 there
 
 
 @pytest.fixture
@@ -50,9 +52,11 @@ def test_a_broken_file_is_named(tmp_path):
             read_crop(tmp_path, None)
 
 
-def test_a_crop_in_the_frame_of_the_files():
-    crop = Crop((1.0, 2.0, 3.0), (2.0, 4.0, 5.0), "files").placed(FRAME)
-    corners = FRAME.to_model(np.array([[1.0, 2, 3], [2, 4, 5], [1.5, 3, 4], [0.9, 3, 4], [1.5, 4.1, 4]]))
+@pytest.mark.parametrize("origin", [np.zeros(3), UTM])
+def test_a_crop_in_the_frame_of_the_files(origin: np.ndarray):
+    frame = replace(FRAME, center=FRAME.center + origin)
+    crop = Crop(tuple(origin + [1.0, 2, 3]), tuple(origin + [2.0, 4, 5]), "files").placed(frame)
+    corners = frame.to_model(origin + [[1.0, 2, 3], [2, 4, 5], [1.5, 3, 4], [0.9, 3, 4], [1.5, 4.1, 4]])
     towards_middle = corners[:2] + 1e-4 * np.sign(corners[2] - corners[:2])
     points = torch.tensor(np.concatenate([towards_middle, corners[2:]]), dtype=torch.float32)
     assert crop.inside(points).tolist() == [True, True, True, False, False]

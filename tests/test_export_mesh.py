@@ -34,6 +34,7 @@ from tests.balls import (
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
 from tests.rigs import look_at
+from tests.test_crop import UTM
 
 pytest.importorskip("skimage")
 RESOLUTION = 48
@@ -161,6 +162,19 @@ def test_glb_holds_the_same_mesh(run, tmp_path):
     assert np.abs(glb.visual.vertex_colors[:, :3] / 255 - linear).max() < 0.02
     again = trimesh.load(tmp_path / "m.ply", process=False)
     assert (again.faces == ply["faces"]).all() and np.allclose(again.vertices, ply["vertices"])
+
+
+def test_glb_far_from_the_origin_has_its_place_in_a_node(tmp_path):
+    trimesh = pytest.importorskip("trimesh")
+    vertices = UTM + np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0.123456]])
+    normals, colors = np.tile(np.float32([0, 0, 1]), (4, 1)), np.full((4, 3), 99, np.uint8)
+    shape = mesh.Mesh(vertices, np.array([[0, 1, 2], [0, 2, 3]]), normals, colors)
+    (tmp_path / "far.glb").write_bytes(mesh.mesh_bytes(shape, "glb"))
+    scene = trimesh.load(tmp_path / "far.glb", process=False)
+    (name,) = scene.graph.nodes_geometry
+    place, (local,) = scene.graph[name][0][:3, 3], scene.geometry.values()
+    assert (place.astype(np.float32) == place).all() and np.abs(local.vertices).max() < 3
+    np.testing.assert_allclose(local.vertices + place, vertices, rtol=0, atol=1e-6)
 
 
 # ---- crop

@@ -3,7 +3,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from nerfkit.training.run.load import load_run
 from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, call, cameras, frame, write_run
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
+from tests.test_crop import UTM
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +134,23 @@ def test_splats_are_flat_discs_on_the_surface(run, tmp_path):
     assert (1 / (1 + np.exp(-splats["opacity"])) > 0.9).all()
 
 
-def test_splats_too_far_away_for_float32_are_refused():
+def test_far_from_the_origin_points_are_double_and_splats_are_refused_before_any_work(tmp_path):
     spread = np.random.default_rng(0).random((100, 3))
     up, ones = np.tile(np.float32([0, 0, 1]), (100, 1)), np.ones(100)
-    cloud = PointCloud(spread + [0, 5e6, 0], up, np.full((100, 3), 0.5), ones, ones)
+    for origin, kind in ((0, "<f4"), (1e6, "<f8"), (UTM, "<f8")):
+        cloud = PointCloud(spread + origin, up, np.full((100, 3), 0.5), ones, ones)
+        (tmp_path / "p.ply").write_bytes(cloud.ply())
+        written = read_ply(tmp_path / "p.ply")
+        assert written["x"].dtype == kind and (written["vertices"] == cloud.positions.astype(kind)).all()
     with raises_naming(UserError, "float32", "--frame model"):
         splat_bytes(cloud, 0)
-    assert splat_bytes(replace(cloud, positions=spread), 0)
-    assert b"property double x" in cloud.ply() and b"property float x" in replace(cloud, positions=spread).ply()
+    run = write_run(tmp_path / "run")
+    content = json.loads((run / "scene.json").read_text())
+    content["frame"]["center"] = UTM.tolist()
+    (run / "scene.json").write_text(json.dumps(content))
+    with raises_naming(UserError, "float32", "--frame model"):
+        call(run, "splats", "--out", tmp_path / "s.ply")
+    assert not list(tmp_path.glob("s.ply*"))
 
 
 def test_rotations_of_any_normal():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captures that fit no scene: training and inspection say in a line what was found and what to change."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.naming import assert_names, raises_naming
 from tests.posed_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.processes import run_main
 from tests.rigs import RIGS, grid, look_at, ring
+from tests.test_crop import UTM
 from tests.toy_scene import write_scene
 
 
@@ -44,6 +46,13 @@ def points_around(center: tuple[float, float, float], size: float) -> np.ndarray
     return np.array(center) + size * np.random.default_rng(0).normal(size=(300, 3))
 
 
+def far_away(rounded: bool) -> np.ndarray:
+    """A ring 60 m across in UTM coordinates, as programs write them that keep float32."""
+    poses = ring(20)
+    poses[:, :, 3] = 30 * poses[:, :, 3] + UTM
+    return poses.astype(np.float32).astype(np.float64) if rounded else poses
+
+
 FOUND = {  # poses, other values of write_capture, what a warning has to name
     "one_far": (moved(7, 5e5), {}, ("1 of 17", "images/007.png", "correct their poses")),
     "turned_on_the_spot": (at_one_point(), {"points": points_around((0, 0, 0), 0.1)}, ("one point", "move the camera")),
@@ -51,6 +60,8 @@ FOUND = {  # poses, other values of write_capture, what a warning has to name
     "one_view": (ring(1), {"points": points_around((0, 0, 0.5), 0.3)}, ("one training view", "images/000.png")),
     "no_depth": (ring(1), {}, ("sparse points", "data.box")),
     "points_of_another_unit": (ring(20), {"points": points_around((0, 0, 0.5), 1e5)}, ("near", "points", "unit")),
+    "rounded_positions": (far_away(rounded=True), {}, ("4.5", "digits end at 0.5", "subtract one point")),
+    "focal_in_mm": (ring(20), {"fl_x": 3, "fl_y": 3}, ("focal length 3", "152 degrees", "17 of 17", "millimetres")),
     "no_parallax": (grid(), {"points": points_around((0, 5e5, 0), 1e4)}, ("pixels", "parallax", "unit")),
 }
 
@@ -68,15 +79,15 @@ def test_cameras_that_fit_no_scene_are_warned_of(name: str, tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("name", RIGS)
-@pytest.mark.parametrize("scale", [1e-8, 3e4])
-def test_captures_of_any_unit_that_are_fine(name: str, scale: float, tmp_path: Path):
-    """The frame has the same numbers whatever the unit, and no warning but that of a guess."""
+@pytest.mark.parametrize("scale, origin", [(1e-8, 0), (3e4, 0), (1, UTM), (1000, 1000 * UTM)])
+def test_captures_of_any_unit_and_place_that_are_fine(name: str, scale: float, origin: np.ndarray, tmp_path: Path):
+    """The frame has the same numbers whatever the unit and the origin, and no warning but that of a guess."""
     poses = RIGS[name].copy()
     points = points_around({"grid": (0, 9, 0), "corridor": (33, 0, 1.6)}.get(name, (0, 0, 0.5)), 0.6)
     one = load_scene(str(write_capture(tmp_path / "one", poses, points=points))).frame
-    poses[:, :, 3] *= scale
-    frame = load_scene(str(write_capture(tmp_path / name, poses, points=points * scale))).frame
-    ours = [line for line in frame.warnings() if "training" in line or "unit" in line]
+    poses[:, :, 3] = scale * poses[:, :, 3] + origin
+    frame = load_scene(str(write_capture(tmp_path / name, poses, points=scale * points + origin))).frame
+    ours = [line for line in frame.warnings() if any(word in line for word in ("training", "unit", "positions"))]
     assert not ours
     assert (frame.near, frame.far) == pytest.approx((one.near, one.far), rel=1e-3)
     assert frame.scale * scale == pytest.approx(one.scale, rel=1e-6)
@@ -93,6 +104,25 @@ def test_poses_of_another_unit_than_the_box(tmp_path: Path):
     folder = str(write_capture(tmp_path / "fine", poses))
     assert not load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).frame.warnings()
     assert not load_scene(str(write_scene(tmp_path / "toy"))).frame.warnings()
+
+
+def test_a_box_is_in_the_coordinates_of_the_files_which_must_not_be_far_away(tmp_path: Path):
+    folder, box = str(write_capture(tmp_path / "far", far_away(rounded=False))), [*(UTM - 40), *(UTM + 40)]
+    assert any("subtract one point" in line for line in load_scene(folder, box=tuple(box)).frame.warnings())
+    assert not any("subtract" in line for line in load_scene(folder).frame.warnings())
+
+
+def test_a_solve_that_failed_and_a_lens_that_folds_are_not_ready_to_train(tmp_path: Path, capsys):
+    """Training refuses the lens."""
+    folder = write_capture(tmp_path / "odd", ring(20))
+    content = json.loads((folder / "transforms.json").read_text())
+    (folder / "transforms.json").write_text(json.dumps(content | {"frames": content["frames"][:9]}))
+    (folder / "images" / "depth_000.png").write_bytes(b"")  # named unlike the images
+    assert run_main(inspect, str(folder)) == 1
+    assert_names(capsys.readouterr().out, "9 of 20 images have a pose", "find the poses again")
+    (folder / "transforms.json").write_text(json.dumps(content | {"camera_model": "OPENCV", "k1": -3.0}))
+    assert run_main(inspect, str(folder)) == 1
+    assert_names(capsys.readouterr().out, "OPENCV", "k1 -3", "folds")
 
 
 def with_points(folder: Path) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nerfkit.data.capture import texts
 from nerfkit.data.readers.transforms.reader import read, read_synthetic
 from tests.captures import check_refused, is_read, mutated, with_another_value
 from tests.naming import assert_names
@@ -262,6 +263,14 @@ def test_refused_by_name(tmp_path, name: str):
     change, *named = BAD.get(name) or (edit(**{name: REFUSED[name]}), "frame 0", f"'{name}'")
     change(content := content_of())
     check_refused(read, put(tmp_path, content), *named)
+
+
+@pytest.mark.parametrize("key", ["applied_scale", "aabb_scale", "scale", "offset"])
+def test_scales_of_other_programs_that_are_none_are_doubted_by_name(tmp_path, key: str):
+    for value in ("x", [], float("nan"), [0.5, "x", 0.5], True):
+        (note,) = texts(read(put(tmp_path, content_of(**{key: value}))).notes, "warning")
+        assert_names(note, f"'{key}'", MAIN)
+    assert not texts(read(put(tmp_path, content_of(scale=0.3, aabb_scale=4, offset=[-1, 0, 0.5]))).notes, "warning")
 
 
 def test_mutated(tmp_path):

@@ -146,11 +146,13 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     name = "splats" if isinstance(options, SplatsOptions) else "points"
     output, cut = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
+    box, frame = domain(run.model, run.config, cut, run.frame), target_frame(run, options)
+    if name == "splats":
+        points.check_single(box if frame is None else frame.to_input(box))  # before a minute's work
     with Work(output.file("ply"), key(run, kind="points")) as work:
-        box = domain(run.model, run.config, cut, run.frame)
         views = Views(image_of, run.cameras("train"), work, 0.0, run.device)
         views.render()
-        cloud = points.gather(views, box, cut, options.count).in_files(target_frame(run, options))
+        cloud = points.gather(views, box, cut, options.count).in_files(frame)
         counts = {name: len(cloud)}
         if name == "splats":
             content = points.splat_bytes(cloud, options.sh_degree)

@@ -26,7 +26,6 @@ from nerfkit.reading import chosen, did_you_mean
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stems, npz_bytes, png_bytes, preview, probe_video, video_bytes
-from nerfkit.rendering.paths import moved, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 
@@ -56,7 +55,7 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     stems = [f"{frame:04d}" for frame in range(len(cameras))]
     if options.path in run.scene.splits:
         stems = file_stems(run.scene.names(options.path))
-    path = to_json(moved(cameras, run.frame, to_model=False), stems)
+    path = to_json(paths.in_files_frame(cameras, run.frame), stems)
     path |= {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
     path |= {"crop": json.loads(crop.to_json())} if crop is not None else {}
     kinds = [name for output in outputs for name in FILES[output]]
@@ -94,7 +93,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     box = torch.tensor(run.config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(run.scene.up)
     if is_file:
-        cameras = moved(read_path(Path(path), like.size(0), options.size), run.frame, to_model=True)
+        cameras = paths.read_path(Path(path), like.size(0), options.size, run.frame)
     elif path in splits:
         cameras = run.cameras(path)
     elif path == "orbit":
@@ -111,7 +110,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     else:
         known = ["auto", "orbit", "spiral", "interpolate", *splits]
         raise UserError(f"--path {path!r} is none of {', '.join(known)}, or a FILE.json{did_you_mean(path, known)}")
-    return cameras if options.size is None else cameras.resized(*options.size)
+    return cameras if options.size is None else paths.with_size(cameras, *options.size)
 
 
 def views_surround(run: Run) -> bool:

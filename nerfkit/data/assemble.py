@@ -21,7 +21,7 @@ from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.readers.folders import IMAGE_FOLDERS
 from nerfkit.data.scene import Scene, Views
-from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras
+from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras, doubts_of_solve
 from nerfkit.data.scene_transform.find_frame import find_frame
 from nerfkit.data.scene_transform.frame import Frame, identity_frame
 from nerfkit.errors import SceneError
@@ -206,7 +206,9 @@ def scene_frame(
             )
             notes = notes_of(*frame.notes, text, *as_warnings(found.warnings()))
             frame = replace(frame, kind=found.kind, near=near, far=far, notes=notes)
-    return replace(frame, notes=(*frame.notes, *as_warnings(doubts_of_cameras(images, frame))))
+    return replace(
+        frame, notes=(*frame.notes, *as_warnings(doubts_of_solve(capture) + doubts_of_cameras(images, frame)))
+    )
 
 
 def turned_for(lens: Lens, header: ImageHeader) -> ImageHeader:

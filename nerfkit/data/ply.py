@@ -14,6 +14,7 @@ import numpy as np
 from nerfkit.data.capture import Points
 from nerfkit.errors import SceneError
 from nerfkit.files import atomic_write
+from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.reading import read_regular, shown
 
 FILE_LIMIT = 2**30  # bytes
@@ -59,10 +60,11 @@ def read_points(file: Path) -> Points:
             raise SceneError(f"{where} is truncated: {vertex.count} points of {kind.itemsize} bytes do not fit into it")
         table = np.frombuffer(content, kind, vertex.count, start)
     positions = np.stack([table[name].astype(np.float64) for name in POSITION], axis=1)  # [P, 3]
-    bad = ~np.isfinite(positions).all(axis=1)
+    bad = ~(np.abs(positions) <= COORDINATE_LIMIT).all(axis=1)  # NaN is not
     if bad.any():
         point = int(bad.argmax())
-        raise SceneError(f"{where}: vertex {point} is at {positions[point].tolist()}; positions must be finite")
+        wanted = f"finite and at most {COORDINATE_LIMIT:g}"
+        raise SceneError(f"{where}: vertex {point} is at {positions[point].tolist()}; positions must be {wanted}")
     colors = np.full((vertex.count, 3), GRAY, dtype=np.uint8)
     if COLOR[0] in dict(vertex.fields):
         colors = np.stack([table[name] for name in COLOR], axis=1).astype(np.uint8)

@@ -19,7 +19,7 @@ from nerfkit.export.fields import DensityField, DepthField
 from nerfkit.export.grid import BLOCK, Grid, Piece, joined, piece_of_block
 from nerfkit.export.images import linear
 from nerfkit.export.views import Seen, Views
-from nerfkit.export.writing import EmptyError, Work, optional, oriented_columns, ply_bytes
+from nerfkit.export.writing import EmptyError, Work, needs_double, optional, oriented_columns, ply_bytes
 
 FORMATS = ("ply", "glb")
 BLOCKS_OF_A_PART = 256  # that are worked on and kept together
@@ -216,14 +216,23 @@ def _from_neighbours(faces: np.ndarray, has_color: np.ndarray, color: np.ndarray
 
 
 def mesh_bytes(mesh: Mesh, format: str) -> bytes:
-    """The content of a file of FORMATS; colors of a glTF are linear, as that format has them, its axes the mesh's."""
+    """The content of a file of FORMATS; colors of a glTF are linear, as that format has them, its axes the mesh's.
+
+    A glTF has vertices in float32: far from the origin it has them around a point, to which its node moves them.
+    """
     if format == "ply":
         return ply_bytes(oriented_columns(mesh.vertices, mesh.normals, mesh.colors), mesh.faces)
     trimesh = optional("trimesh", "a GLB file")
     colors = (linear(mesh.colors / 255) * 255 + 0.5).astype(np.uint8)
     opaque = np.full((len(colors), 1), 255, dtype=np.uint8)
+    place, middle = np.eye(4), (mesh.vertices.min(axis=0) + mesh.vertices.max(axis=0)) / 2
+    if needs_double(mesh.vertices):
+        step = 2.0 ** round(math.log2(np.ptp(mesh.vertices, axis=0).max()))  # whole ones are exact, in float32 as well
+        place[:3, 3] = np.round(middle / step) * step
     shape = trimesh.Trimesh(
-        mesh.vertices, mesh.faces, vertex_normals=mesh.normals.astype(np.float64), process=False,
+        mesh.vertices - place[:3, 3], mesh.faces, vertex_normals=mesh.normals.astype(np.float64), process=False,
         vertex_colors=np.concatenate([colors, opaque], axis=1),
     )  # fmt: skip
-    return shape.export(file_type="glb", include_normals=True)
+    scene = trimesh.Scene()
+    scene.add_geometry(shape, transform=place)
+    return scene.export(file_type="glb", include_normals=True)

@@ -26,6 +26,7 @@ OTHERS = 6  # views that are asked about a point, those that look most alike
 SPARE = 4  # times the wanted number of points that are held before they are thinned
 SH_0 = 0.28209479177387814  # the constant spherical harmonic
 NEIGHBOURS = 3  # of a splat, whose mean distance counts
+SPLATS_WITHIN = 1e4  # distance of splats from the origin, in sizes of all: steps of 1/1000 are those of their widths
 FLAT = 0.1  # thickness of a splat along the normal, of the width
 OPACITIES = (0.01, 0.99)  # of splats, whose logarithms of odds are finite
 
@@ -197,11 +198,7 @@ def splat_bytes(cloud: PointCloud, sh_degree: int) -> bytes:
     """The content of a PLY file; colors do not depend on the direction, higher harmonics up to a degree are 0."""
     if len(cloud) <= NEIGHBOURS:
         raise UserError(f"splats need more than {NEIGHBOURS} points to know their sizes, there are {len(cloud)}")
-    if needs_double(cloud.positions):
-        raise UserError(
-            "splats hold positions in float32, which is too coarse so far from the origin of the scene's files; export "
-            "them with --frame model"
-        )
+    check_single(cloud.positions)
     n_rest = 3 * ((sh_degree + 1) ** 2 - 1)
     zeros = np.zeros(len(cloud), dtype="<f4")
     opacity = cloud.opacity.astype(np.float64).clip(*OPACITIES)
@@ -216,6 +213,15 @@ def splat_bytes(cloud: PointCloud, sh_degree: int) -> bytes:
             **columns("rot_0 rot_1 rot_2 rot_3", rotations(cloud.normals), "<f4"),
         }
     )
+
+
+def check_single(positions: np.ndarray) -> None:
+    """Raise UserError for positions [P, 3] that splats cannot hold."""
+    if needs_double(positions, SPLATS_WITHIN):
+        raise UserError(
+            "splats hold positions in float32, which is too coarse so far from the origin of the scene's files; export "
+            "them with --frame model"
+        )
 
 
 def scales(positions: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ ABOUT = ".export.json"  # ending of the JSON beside an output
 FINISHED, UNFINISHED = "export.json", "unfinished.json"  # in a folder of outputs
 KEY = "of.json"  # in a folder of parts: what they are parts of
 PLY_TYPES = {"f4": "float", "f8": "double", "u1": "uchar"}
-DOUBLE_ABOVE = 1e4  # distances from the origin, in sizes, at which float32 has steps of 1/1000 of the size
+DOUBLE_ABOVE = 1e3  # distances from the origin, in sizes, at which float32 has steps of 1/10,000 of the size
 
 Arrays = dict[str, np.ndarray]
 
@@ -199,7 +199,7 @@ def oriented_columns(positions: np.ndarray, normals: np.ndarray, colors: np.ndar
     }
 
 
-def needs_double(positions: np.ndarray) -> bool:
+def needs_double(positions: np.ndarray, above: float = DOUBLE_ABOVE) -> bool:
     """Whether positions [V, 3] lie so far from the origin, for their extent, that float32 would move them."""
     size = float(np.ptp(positions, axis=0).max()) if len(positions) else 1.0
-    return float(np.abs(positions).max(initial=0)) > DOUBLE_ABOVE * max(size, 1e-30)
+    return float(np.abs(positions).max(initial=0)) > above * max(size, 1e-30)

@@ -29,6 +29,8 @@ from torch import Tensor
 
 from nerfkit import reading
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.plausible import doubts_of_lenses
 from nerfkit.data.readers.transforms.cameras_json import (
     frames_of,
     number,
@@ -120,28 +122,49 @@ def pinholes(poses: Any, fovs: Iterable[float], size: tuple[int, int]) -> Camera
     return Cameras(torch.tensor(np.stack(poses), dtype=torch.float32), focal, center, width, height)
 
 
-def moved(cameras: Cameras, frame: Frame | None, to_model: bool) -> Cameras:
-    """Cameras of the scene's frame in the model's, or the other way round."""
+def in_files_frame(cameras: Cameras, frame: Frame | None) -> Cameras:
+    """Cameras of the model's frame in that of the scene's files, in float64: that may lie far from its origin."""
     if frame is None:
         return cameras
-    poses = (frame.to_model if to_model else frame.to_input)(cameras.camera_to_world.double().numpy())
-    return replace(cameras, camera_to_world=torch.from_numpy(poses).to(cameras.camera_to_world.dtype))
+    return replace(cameras, camera_to_world=torch.from_numpy(frame.to_input(cameras.camera_to_world.double().numpy())))
 
 
-def read_path(file: Path, size: tuple[int, int], own_size: tuple[int, int] | None = None) -> Cameras:
-    """Cameras of a path file, in the frame of the scene's files; raises SceneError naming file, place and key.
+def with_size(cameras: Cameras, width: int, height: int) -> Cameras:
+    """The same cameras without distortion, for images of another size: their vertical fields of view stay, and so do
+    the shapes of pixels, so that the sides show more or less."""
+    sizes = torch.tensor(cameras.sizes())  # [V, 2]
+    scale, size = height / sizes[:, 1:], torch.tensor([width, height])
+    center = cameras.center * scale + (size - sizes * scale) / 2
+    return replace(cameras.pinhole(), focal=cameras.focal * scale, center=center, width=width, height=height)
+
+
+def read_path(
+    file: Path, size: tuple[int, int], own_size: tuple[int, int] | None = None, frame: Frame | None = None
+) -> Cameras:
+    """Cameras of a path file, in its frame or in that to which `frame` leads from there; warns of odd lenses.
 
     Their images have `size` where the file states none, and `own_size` in any case where the file states angles alone.
+    Raises SceneError naming file, place and key.
     """
     content = reading.read_json(file, SceneError, "path file")
     if isinstance(content, dict) and PATH_KEY in content:
-        return _of_nerfstudio(content, shown(file), size, own_size)
-    given = own_size or size
-    return parse_cameras({"w": given[0], "h": given[1], **read_json(file)}, file)
+        cameras = _of_nerfstudio(content, shown(file), size, own_size, frame)
+    else:
+        given = own_size or size
+        cameras = parse_cameras({"w": given[0], "h": given[1], **read_json(file)}, file, frame)
+    params = torch.cat([cameras.focal, cameras.center], dim=1).tolist()
+    lenses = [Lens("PINHOLE", tuple(of_view), *size) for of_view, size in zip(params, cameras.sizes(), strict=True)]
+    for line in doubts_of_lenses(lenses):
+        warnings.warn(f"{shown(file)}: {line}", stacklevel=2)
+    return cameras
 
 
 def _of_nerfstudio(
-    content: dict[str, Any], where: str, size: tuple[int, int], own_size: tuple[int, int] | None
+    content: dict[str, Any],
+    where: str,
+    size: tuple[int, int],
+    own_size: tuple[int, int] | None,
+    frame: Frame | None,
 ) -> Cameras:
     kind = content.get("camera_type", "perspective")
     if kind != "perspective":
@@ -159,7 +182,7 @@ def _of_nerfstudio(
         poses.append(pose_of(matrix, f"{place}: camera_to_world as transform_matrix"))
         fov = number({"fov": content.get("default_fov"), **entry}, "fov", place, *FOV_LIMITS)
         fovs.append(math.radians(fov))
-    return pinholes(poses, fovs, own_size or size)
+    return pinholes(poses if frame is None else frame.to_model(np.stack(poses)), fovs, own_size or size)
 
 
 def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int) -> dict[str, Any]:
@@ -240,14 +263,14 @@ class CameraPath:
             pose = key.pose if frame is None else frame.to_input(key.pose)
             matrix = [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]
             listed.append({"transform_matrix": matrix, "fov": math.degrees(key.fov), "seconds": key.seconds})
-        content = to_json(moved(cameras, frame, to_model=False), [f"{i:05d}" for i in range(len(cameras))])
+        content = to_json(in_files_frame(cameras, frame), [f"{i:05d}" for i in range(len(cameras))])
         return json.dumps({"fps": self.fps, "keyframes": {"loop": self.loop, "list": listed}, **content}, indent=1)
 
 
 def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> CameraPath:
     """The path of a file; of one without keyframes, each of its frames is one. Raises SceneError."""
     content = reading.read_json(file, SceneError, "path file")
-    cameras = moved(read_path(file, size), frame, to_model=True)
+    cameras = read_path(file, size, frame=frame)
     path = CameraPath(size=max(cameras.sizes()))
     path.fps = max(round(number(content, "fps", shown(file), 0, 1001)), 1) if "fps" in content else FPS
     kept = content.get("keyframes")

@@ -19,12 +19,12 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, check_rotation, notes_of
 from nerfkit.data.readers.folders import find_masks, is_folder, list_images
 from nerfkit.errors import SceneError
+from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.reading import read_regular, shown
 
 NEEDS = "poses_bounds.npy"
 COLUMNS = 17
 FILE_LIMIT = 2**28  # bytes
-COORDINATE_LIMIT = 1e12  # of positions and depths
 IMAGES, REDUCED = "images", re.compile(r"images_([1-9]\d{0,3})")
 
 

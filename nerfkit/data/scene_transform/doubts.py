@@ -7,13 +7,17 @@ Training goes on, for hardly anything here is certain. A line each says what was
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import torch
 
+from nerfkit.data.cameras.plausible import doubts_of_lenses
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.scene_transform.frame import Frame, corner_text, vector_text
@@ -22,6 +26,7 @@ from nerfkit.ops.march import box_span
 from nerfkit.reading import shown
 
 STRAY = 100.0  # times as far from the median position as 90 % of the cameras are
+COARSEST = 1e-4  # of the cameras' spread: a tenth of a pixel in an image of 1000
 LEAST_PARALLAX = 1.0  # pixels by which the content moves between the cameras, at least
 SMALL_RIG = 0.01  # of the diagonal of a box that is given: cameras closer together than that are of another unit
 MAX_VIEWS = (50, 2000)  # evenly spaced: whose points are asked for, and that may see them
@@ -38,23 +43,56 @@ MAX_PICTURES = 512  # that are looked at
 MASKED = 0.6  # share of pixels that masks ignore, above which an object was to be cut out, or they are the wrong way
 
 
+def doubts_of_solve(capture: Capture) -> list[str]:
+    """A line if most of the images that lie beside those with a pose, and are named like them, have none."""
+
+    def kind(file: Path) -> tuple[str, str]:
+        return re.sub(r"\d+", "0", file.stem), file.suffix.lower()
+
+    found = [image.found for image in capture.images if image.found is not None]
+    kinds, folders = set(map(kind, found)), {os.path.realpath(folder) for folder in {file.parent for file in found}}
+    beside = [name for folder in folders for name in os.listdir(folder) if kind(Path(name)) in kinds]
+    if capture.format == "nerf_synthetic" or 2 * len(found) >= len(beside):
+        return []
+    return [
+        f"{len(found)} of {len(beside)} images have a pose, fewer than half: where most have failed, the others may be "
+        "wrong as well; find the poses again, or move away the images that are not of the scene"
+    ]
+
+
 def doubts_of_cameras(images: Sequence[PosedImage], frame: Frame) -> list[str]:
     """Of the cameras of the training `images`, in the `frame` that was found or given."""
     if not images:
         return []
+    lines = doubts_of_lenses(image.lens for image in images)
     if len(images) == 1:
         return [
+            *lines,
             f"there is one training view ({shown(images[0].name)}): nothing says how far anything is that it shows; "
-            "give pictures of the same things from other places"
+            "give pictures of the same things from other places",
         ]
     rig = measure(np.stack([image.camera_to_world for image in images]))
-    lines = [*_strays(images, rig), *_parallax(images, rig, frame)]
+    lines += [*_coarse(rig, frame), *_strays(images, rig), *_parallax(images, rig, frame)]
     if frame.kind == "object" and 0 < rig.baseline * frame.scale < SMALL_RIG * math.dist(*frame.box):
         lines.append(
             f"the cameras stand within {rig.baseline:.3g} of their mean position, the box is "
             f"{math.dist(*frame.box) / frame.scale:.3g} from corner to corner; give data.box in the units of the poses"
         )
     return lines + (_overlap(images, rig) if rig.baseline > 0 else [])
+
+
+def _coarse(rig: Rig, frame: Frame) -> list[str]:
+    """A line of positions so far from the origin that their digits do not tell the cameras apart."""
+    farthest, spread = np.abs(rig.positions).max(), float(np.ptp(rig.positions, axis=0).max())
+    is_rounded = (rig.positions.astype(np.float32) == rig.positions).all()
+    step = float(np.spacing(np.float32(farthest) if is_rounded or frame.is_identity else farthest))
+    if spread == 0 or step <= COARSEST * spread:
+        return []
+    return [
+        f"positions of cameras reach {farthest:.6g} from the origin, where their digits end at {step:.2g}, and the "
+        f"cameras stand {spread:.3g} apart at most; subtract one point from all positions, sparse points included, in "
+        "the program that wrote them"
+    ]
 
 
 def _strays(images: Sequence[PosedImage], rig: Rig) -> list[str]:

@@ -41,7 +41,7 @@ class Frame:
     def to_model(self, what: np.ndarray) -> np.ndarray:
         """Poses [..., 3, 4] or points [..., 3] of the input in the model's frame."""
         what = np.array(what, dtype=np.float64)
-        if self._is_identity:  # not even the sign of a zero changes
+        if self.is_identity:  # not even the sign of a zero changes
             return what
         if what.shape[-2:] == (3, 4):
             return np.concatenate([self.rotation @ what[..., :3], self.to_model(what[..., 3])[..., None]], axis=-1)
@@ -50,7 +50,7 @@ class Frame:
     def to_input(self, what: np.ndarray) -> np.ndarray:
         """The inverse of `to_model`."""
         what = np.array(what, dtype=np.float64)
-        if self._is_identity:
+        if self.is_identity:
             return what
         if what.shape[-2:] == (3, 4):
             return np.concatenate([self.rotation.T @ what[..., :3], self.to_input(what[..., 3])[..., None]], axis=-1)
@@ -103,7 +103,8 @@ class Frame:
         return frame
 
     @property
-    def _is_identity(self) -> bool:
+    def is_identity(self) -> bool:
+        """Whether the model's coordinates are the files'."""
         return self.scale == 1 and not self.center.any() and bool((self.rotation == np.eye(3)).all())
 
 

@@ -22,7 +22,6 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage, notes_of
 from nerfkit.data.readers.colmap.records import (
-    COORDINATE_LIMIT,
     BinaryRecords,
     ImageRecord,
     TextRecords,
@@ -31,6 +30,7 @@ from nerfkit.data.readers.colmap.records import (
 )
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
+from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.reading import in_any_case, shown
 
 FORMS = {".bin": BinaryRecords, ".txt": TextRecords}

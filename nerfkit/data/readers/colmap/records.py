@@ -20,10 +20,10 @@ import numpy as np
 from nerfkit.data.cameras.lens import MODELS, UNSUPPORTED, Lens
 from nerfkit.data.capture import Points
 from nerfkit.errors import SceneError
+from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.reading import open_regular, shown
 
 NAME_LIMIT = 4096  # bytes
-COORDINATE_LIMIT = 1e12  # of points and cameras, in the model's units, which may be metres from the Earth's centre
 FILE_LIMITS = {"camera": 2**40, "image": 2**40, "point": 2**34}  # bytes; of images most are skipped, points all kept
 LINE_LIMIT = 2**25  # bytes: a million 2D points
 MODEL_NAMES = {number: name for name, (number, _) in MODELS.items()} | {n: name for name, n in UNSUPPORTED.items()}

@@ -27,7 +27,9 @@ from nerfkit import reading
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import MODELS, SIDE_LIMIT, Lens
 from nerfkit.data.capture import check_rotation
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError
+from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.reading import shown
 
 ANGLES = {"x": {"camera_angle_x": 1.0, "x_fov": math.pi / 180}, "y": {"camera_angle_y": 1.0, "y_fov": math.pi / 180}}
@@ -35,6 +37,7 @@ FOCAL, SIZE = ("fl_x", "fl_y", *ANGLES["x"], *ANGLES["y"]), ("w", "h")  # famili
 ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
 LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
+SCALES = {"applied_scale", "aabb_scale", "scale", "offset"}
 COEFFICIENT_LIMIT = 1e4
 RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
 CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", RADIAL4, "OPENCV_FISHEYE")
@@ -62,7 +65,6 @@ KNOWN = {  # all that are used or refused, or say nothing of cameras and images
     "transform_matrix", "up", "n_frames", "masks", "white_transparent", "black_transparent", "rotation", "lens", "fps",
     "keyframes", "crop", "checkpoint_step", "checkpoint_seconds",
 }  # fmt: skip
-POSITION_LIMIT = 1e6  # scene units: float32 resolves 1/16 there
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -74,24 +76,28 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def parse_cameras(content: dict[str, Any], file: Path) -> Cameras:
-    """Pinhole cameras of a transforms file, whose "w" and "h" are the size of each image that has none of its own."""
+def parse_cameras(content: dict[str, Any], file: Path, frame: Frame | None = None) -> Cameras:
+    """Pinhole cameras of a transforms file, whose "w" and "h" are the size of each image that has none of its own.
+
+    They are in the file's frame, or in the model's where `frame` leads there.
+    """
     frames = frames_of(content, shown(file))
     if "w" not in content or "h" not in content:
         raise SceneError(f"{shown(file)}: keys 'w' and 'h' (image size in pixels) are missing")
     size_of(content, shown(file))
     poses, lenses = [], []
-    for index, frame in enumerate(frames):
+    for index, entry in enumerate(frames):
         where = f"{shown(file)}: frame {index}"
-        poses.append(pose_of(frame.get("transform_matrix"), where))
-        values = values_of_frame(content, frame, where)
+        poses.append(pose_of(entry.get("transform_matrix"), where))
+        values = values_of_frame(content, entry, where)
         lenses.append(lens_of(values, where, *size_of(values, where)))
         if not lenses[-1].is_pinhole:
             raise SceneError(
                 f"{where}: a lens of camera_model {lenses[-1].model} is not rendered; cameras of pictures to come are "
                 "pinholes: leave camera_model and its coefficients out of the file"
             )
-    return Cameras.of_lenses(torch.tensor(np.stack(poses), dtype=torch.float32), lenses)
+    poses = np.stack(poses) if frame is None else frame.to_model(np.stack(poses))
+    return Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
 
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
@@ -117,6 +123,21 @@ def unused_keys(content: dict[str, Any]) -> list[str]:
     return sorted(set().union(content, *content["frames"]) - KNOWN)
 
 
+def doubts_of_scales(content: dict[str, Any]) -> list[str]:
+    """Lines on the keys of a file that scale or move the scene for another program, where these are no such numbers."""
+    lines = []
+    for key in SCALES & content.keys():
+        numbers = content[key] if isinstance(content[key], list) and key == "offset" else [content[key]]
+        is_right = numbers and all(is_number(value) and abs(value) < math.inf for value in numbers)
+        if not is_right or (key != "offset" and numbers[0] <= 0):
+            wanted = "three numbers" if key == "offset" else "a number above 0"
+            lines.append(
+                f"'{key}' should be {wanted}, got {shown(reprlib.repr(content[key]))}; poses are taken as they "
+                "stand: correct the key, or leave it out"
+            )
+    return sorted(lines)
+
+
 def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
     """The frames of a transforms file, at least one."""
     if not isinstance(content, dict) or "frames" not in content:
@@ -140,10 +161,10 @@ def pose_of(matrix: Any, where: str) -> np.ndarray:
     for value in (value for row in matrix for value in row):
         if not is_number(value):
             raise SceneError(f"{where}: transform_matrix must hold numbers, got {reprlib.repr(value)}")
-        if not abs(value) <= POSITION_LIMIT:  # nor is NaN
-            others = "; if others are as large, divide all positions by one number" if abs(value) < math.inf else ""
+        if not abs(value) <= COORDINATE_LIMIT:  # nor is NaN
+            others = "; if others are as large, subtract one point from all positions" if abs(value) < math.inf else ""
             raise SceneError(
-                f"{where}: the values of transform_matrix must be finite and at most {POSITION_LIMIT:g}, got "
+                f"{where}: the values of transform_matrix must be finite and at most {COORDINATE_LIMIT:g}, got "
                 f"{reprlib.repr(value)}; leave the frame out{others}"
             )
     pose = np.array(matrix, dtype=np.float64)

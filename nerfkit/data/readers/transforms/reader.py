@@ -19,7 +19,7 @@ from typing import Any
 
 from nerfkit import reading
 from nerfkit.data import ply
-from nerfkit.data.capture import Capture, Note, Points, PosedImage, notes_of
+from nerfkit.data.capture import Capture, Note, Points, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms.cameras_json import (
@@ -27,6 +27,7 @@ from nerfkit.data.readers.transforms.cameras_json import (
     NERFSTUDIO,
     SIZE,
     SPLITS,
+    doubts_of_scales,
     frames_of,
     is_number,
     is_set,
@@ -97,7 +98,7 @@ def read(folder: Path) -> Capture:
         up=up,
         splits=_listed_splits(content, file, images),
         white_ignores=white_ignores,
-        notes=notes_of(*notes, *mask_notes, *_unused_note(content, file)),
+        notes=notes_of(*notes, *mask_notes, *_remarks(content, file)),
     )
 
 
@@ -118,7 +119,7 @@ def read_synthetic(folder: Path) -> Capture:
     notes += doubts_of_axes(shown(folder), images, None, Z_UP)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
     for file, content in contents.items():
-        notes += _unused_note(content, file)
+        notes += _remarks(content, file)
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
 
 
@@ -128,10 +129,13 @@ def _content(file: Path) -> dict[str, Any]:
     return content
 
 
-def _unused_note(content: dict[str, Any], file: Path) -> list[str]:
-    """A note of the keys that nothing is known of, if there are any."""
-    unused = ", ".join(unused_keys(content))
-    return [f"{shown(file.name)}: keys that are not used: {shown(unused)}"] if unused else []
+def _remarks(content: dict[str, Any], file: Path) -> list[str | Note]:
+    """Notes of the keys that nothing is known of, and of scales that are none."""
+    unused, doubts = ", ".join(unused_keys(content)), doubts_of_scales(content)
+    return [
+        *([f"{shown(file.name)}: keys that are not used: {shown(unused)}"] if unused else []),
+        *as_warnings(f"{shown(file.name)}: {line}" for line in doubts),
+    ]
 
 
 def _dialect(content: dict[str, Any]) -> tuple[str, str]:
