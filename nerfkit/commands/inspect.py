@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,11 @@ from nerfkit.data.assemble import CUT_OUT, check_cut_out, has_shape, scene_frame
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
-from nerfkit.data.images.pixels import look_into, read_mask
+from nerfkit.data.images.judging import Judged, judge
+from nerfkit.data.images.pixels import image_header, look_into, read_mask
 from nerfkit.data.load import load_capture
 from nerfkit.data.scene import in_words
-from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, sampled_pixels
+from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, leaves_the_middle, sampled_pixels
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.errors import SceneError
@@ -70,11 +72,17 @@ def main(options: InspectOptions) -> int:
 def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[], bytes]]:
     """The page about a capture, whether it is ready to train, and what draws it."""
     cutout = data.masks == "cutout"
-    candidates = [image.name for image in capture.images if image.found is not None]
-    sampled = {candidates[k] for k in evenly(len(candidates), PICTURES)}
+    candidates = [image for image in capture.images if image.found is not None]
+    sampled = {candidates[k].name for k in evenly(len(candidates), PICTURES)}
+    headers = {}
+    for image in candidates:
+        with suppress(SceneError):  # which the look at all of its pixels brings up again
+            headers[image.name] = turned_for(image.lens, image_header(image.found))
+    training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
+    judged = judge(candidates, headers, training, cutout, capture.white_ignores)
 
     def look(image: PosedImage) -> tuple[OnDisk | None, str, np.ndarray | None]:
-        return look_at(image, image.name in sampled, data, capture.white_ignores)
+        return look_at(image, image.name in sampled, data, judged, capture.white_ignores)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         done = pool.map(look, capture.images)
@@ -86,10 +94,11 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     has_alpha = [file.has_alpha for file in found if file is not None]
-    frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
+    frame = scene_frame(capture, splits.get("train", []), judged, cutout, data.box)
     doubts, others = list(broken.values())[:3], [shown(name, 60) for name in list(broken)[3:]]
     if others:
         doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
+    doubts = doubts or [judged.shows_nothing] * bool(judged.shows_nothing)
     doubts = doubts or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
     notes = []
     if cutout:
@@ -101,30 +110,31 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     if data.downscale != 1:
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
-    capture = replace(capture, notes=notes_of(*capture.notes, *notes))
+    capture = replace(capture, notes=notes_of(*capture.notes, *judged.notes, *notes))
     inspection = Inspection(capture, frame, found, splits, rule, [*broken])
     return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
 
 
 def look_at(
-    image: PosedImage, is_sampled: bool, data: InspectData, white_ignores: bool
+    image: PosedImage, is_sampled: bool, data: InspectData, judged: Judged, white_ignores: bool
 ) -> tuple[OnDisk | None, str, np.ndarray | None]:
     """The image file, None where it is missing or cannot be read; the problem with it, '' if there is none;
     and, if it `is_sampled`, some of its pixels."""
     if image.found is None:
         return None, "", None
-    cutout, ignored = data.masks == "cutout", None
+    cutout, ignored, is_around = data.masks == "cutout", None, False
     try:
         header, problem, pixels = look_into(image.found, partial(turned_for, image.lens), is_sampled)
         if image.mask is not None and not cutout:
-            white = read_mask(image.mask, (header.width, header.height))  # [H, W]
-            ignored = float(white.mean() if white_ignores else 1 - white.mean())
+            mask = read_mask(image.mask, (header.width, header.height), judged.masks) == white_ignores  # [H, W]
+            ignored, is_around = float(mask.mean()), leaves_the_middle(mask)
     except SceneError as error:
         return None, str(error), None
     width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
+    header = judged.headers.get(image.name, header)
     has_alpha = header.has_alpha or (cutout and image.mask is not None)
     pixels = None if pixels is None else sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
-    return OnDisk(width, height, has_alpha, ignored, header.turn != 1), problem, pixels
+    return OnDisk(width, height, has_alpha, ignored, header.turn != 1, is_around), problem, pixels
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,7 @@ class OnDisk:
     has_alpha: bool = False  # or is cut out by its mask
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
     is_turned: bool = False  # by its EXIF orientation
+    is_around: bool = False  # the mask ignores what is around the middle
 
 
 @dataclass(frozen=True)
@@ -168,6 +179,11 @@ class Inspection:
     def ignored(self) -> list[float]:
         """Shares of pixels that masks ignore, of the images that have one."""
         return [file.ignored for _, file in self.there if file.ignored is not None]
+
+    @property
+    def n_around(self) -> int:
+        """Number of masks that ignore what is around the middle."""
+        return sum(file.is_around for _, file in self.there)
 
     def page(self) -> str:
         """All of it as text."""
@@ -204,7 +220,7 @@ class Inspection:
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
             problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
-        problems += doubts_of_masks(self.ignored, self.capture.white_ignores)
+        problems += doubts_of_masks(self.ignored, self.n_around, self.capture.white_ignores)
         train, test = (len(self.splits.get(name, [])) for name in ("train", "test"))
         if train < FEW_IMAGES:
             problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")

@@ -17,10 +17,11 @@ from nerfkit.config import DataConfig
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.capture import Note, Points, notes_of
 from nerfkit.data.images.batch import ImagePool
-from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, read_image, read_mask
+from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, MaskKind, read_image, read_mask
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
+from nerfkit.reading import shown
 
 MAX_THREADS = 32  # of decoding
 
@@ -33,6 +34,7 @@ class Views:
     files: list[Path]
     headers: list[ImageHeader]  # of each file
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
+    mask_kind: MaskKind = MaskKind()
     white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
     cutout: bool = False  # masked pixels are transparent, not ignored
 
@@ -69,7 +71,8 @@ class Views:
     def load(self, report: Callable[[str], None] | None = None) -> ImagePool:
         """All images, resized to their cameras' sizes by area, and which of their pixels do not count.
 
-        `report`, such as print, gets a line with number and memory, and a progress bar is shown.
+        `report`, such as print, gets a line with number and memory, and a progress bar is shown. Raises SceneError if
+        the masks leave nothing of any of them.
         """
         sizes = self.cameras.sizes()
         n_threads, decoding = self._threads_to_decode(sizes)
@@ -80,24 +83,32 @@ class Views:
             )
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
-        counts = torch.tensor([width * height for width, height in sizes])
-        ends = counts.cumsum(0)
-        first = ends - counts
+        areas = torch.tensor([width * height for width, height in sizes])
+        ends = areas.cumsum(0)
+        first = ends - areas
 
-        def fill(view: int) -> None:
+        def fill(view: int) -> bool:  # whether something of it counts
             (width, height), rows = sizes[view], slice(int(first[view]), int(ends[view]))
             read_image(self.files[view], self.headers[view], pixels[rows].unflatten(0, (height, width)).numpy())
-            if any(self.masks) and self.masks[view] is not None:
-                mask = read_mask(self.masks[view], (width, height))  # [H, W] bool, white
-                masked = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
-                if ignored is None:
-                    pixels[rows, 3] *= ~masked
-                else:
-                    ignored[rows] = masked
+            if not self.masks or self.masks[view] is None:
+                return True
+            mask = read_mask(self.masks[view], (width, height), self.mask_kind)  # [H, W] bool, white
+            masked = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
+            if ignored is None:
+                pixels[rows, 3] *= ~masked
+            else:
+                ignored[rows] = masked
+            return not bool(masked.all())
 
         with ThreadPoolExecutor(n_threads) as pool:
             done = pool.map(fill, range(len(self.files)))
-            list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=report is None))
+            counts = list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=report is None))
+        if not any(counts):
+            color = "white" if self.white_ignores else "black"
+            raise SceneError(
+                f"masks leave nothing of the {len(self.files)} images: all of their pixels are {color}, which are "
+                f"ignored, as in {shown(self.masks[0])}; give other masks, or take them away to use all pixels"
+            )
         return ImagePool(pixels, first, tuple(sizes), ignored)
 
     def _threads_to_decode(self, sizes: list[tuple[int, int]]) -> tuple[int, int]:

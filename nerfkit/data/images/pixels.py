@@ -35,7 +35,9 @@ TRANSPOSES = {  # by orientation: how stored pixels become what was seen
     8: Image.Transpose.ROTATE_90,
 }
 REMEDY = "copy it again, or take it away: images that are missing are left out, except in LLFF captures"
+CHANNELS = {"L": "L", "A": "RGBA", "V": "HSV"}  # gray, alpha and the brightest color; Pillow's mode that has each
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
+OPAQUE = 254  # level of alpha from which on a pixel is
 BAND = 256  # rows that are converted together: a whole image would take as much memory again
 
 
@@ -44,9 +46,10 @@ class ImageHeader(NamedTuple):
 
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
-    has_alpha: bool
+    has_alpha: bool  # a file may say so of pixels that are opaque: `nerfkit.data.images.judging` decides
     decoding_bytes: int  # memory that decoding takes
     turn: int = 1  # EXIF orientation, 1 to 8, by which the stored pixels are turned when they are read
+    bits: int = 8  # of a gray level; 16 of files that may hold fewer
 
     def as_stored(self) -> ImageHeader:
         """The header of the image without its EXIF orientation."""
@@ -152,7 +155,8 @@ def _header(image: Image.Image) -> ImageHeader:
     turn = _orientation(image) if image.format != "PNG" or "exif" in image.info else 1
     if turn in SWAPPING:
         width, height = height, width
-    return ImageHeader(width, height, image.has_transparency_data, decoding_bytes, turn)
+    bits = 16 if image.mode.startswith("I") else 8
+    return ImageHeader(width, height, image.has_transparency_data, decoding_bytes, turn, bits)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -180,7 +184,11 @@ def _fill(out: np.ndarray, image: Image.Image, header: ImageHeader, path: Path) 
         was = _by(stored.width, stored.height)
         raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {was} a moment ago")
     _decode(image, path)
-    image = _eight_bits(image)
+    if mode == "RGB" and image.has_transparency_data and _channel(image, "A").getextrema()[0] < OPAQUE:
+        raise SceneError(
+            f"image {shown(path)} is transparent in places, where others are opaque; save all of them without alpha"
+        )
+    image = _eight_bits(image, header.bits)
     if header.turn != 1:
         image = image.transpose(TRANSPOSES[header.turn])
     if image.size != (width, height):
@@ -200,7 +208,17 @@ def _check_kind(image: Image.Image, path: Path) -> None:
         raise SceneError(f"image {shown(path)} is animated; save the frame that is meant as a file of its own")
 
 
-def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
+class MaskKind(NamedTuple):
+    """How the masks of a capture are read: all alike, for one of them does not say it, which may be all black."""
+
+    channel: str = "L"  # of CHANNELS
+    below: int = 127  # white are the levels above this one
+
+
+USUAL_MASKS = MaskKind()
+
+
+def read_mask(path: Path, size: tuple[int, int], kind: MaskKind = USUAL_MASKS) -> np.ndarray:
     """Where a mask is white, bool [H, W], of `size` (width, height).
 
     It is resized, to the nearest pixel, where it has another size. Raises SceneError if it has another shape.
@@ -211,19 +229,34 @@ def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
         if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
             raise SceneError(f"mask {shown(path)} is {_by(*image.size)}, of another shape than its image, {_by(*size)}")
         image.load()
-        gray = _eight_bits(image).convert("L")
-        if gray.size != size:
-            gray = gray.resize(size, Image.Resampling.NEAREST)
-        return np.asarray(gray) > 127
+        levels = _channel(image, kind.channel)
+        if image.size != size:
+            levels = levels.resize(size, Image.Resampling.NEAREST)
+        return np.asarray(levels) > kind.below
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """`image` itself, or of 16-bit gray its values / 257; Pillow would cut them off at 255."""
+def stored_levels(path: Path) -> dict[str, np.ndarray]:
+    """The CHANNELS [H, W] that an image file has, in the levels that it stores."""
+    with _opened(path) as image:
+        image.load()
+        names = "L" + "A" * image.has_transparency_data + "V" * (image.mode in ("P", "RGB", "RGBA"))
+        return {name: np.asarray(_channel(image, name)) for name in names}
+
+
+def _channel(image: Image.Image, name: str) -> Image.Image:
+    if image.mode.startswith("I"):
+        return image
+    rgb = image.convert("RGB") if name == "V" else image  # of a palette, its colors
+    return rgb.convert(CHANNELS[name]).getchannel(name)
+
+
+def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
+    """`image` itself, or of gray with `bits` its levels in eight; Pillow would cut them off at 255."""
     if not image.mode.startswith("I"):
         return image
     levels = np.empty((image.height, image.width), dtype=np.uint8)
     for rows, band in _bands(image):
-        levels[rows] = np.rint(np.asarray(band) / 257)
+        levels[rows] = np.rint(np.asarray(band) / ((2**bits - 1) / 255))
     return Image.fromarray(levels)
 
 
