@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,10 +75,10 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     sampled = {candidates[k].name for k in evenly(len(candidates), PICTURES)}
     headers = {}
     for image in candidates:
-        with suppress(SceneError):  # which the look at all of its pixels brings up again
+        with suppress(SceneError):  # which the look at its pixels brings up again
             headers[image.name] = turned_for(image.lens, image_header(image.found))
     training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
-    judged = judge(candidates, headers, training, cutout, capture.white_ignores)
+    judged = judge(capture, headers, training, cutout)
 
     def look(image: PosedImage) -> tuple[OnDisk | None, str, np.ndarray | None]:
         return look_at(image, image.name in sampled, data, judged, capture.white_ignores)
@@ -94,11 +93,10 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     has_alpha = [file.has_alpha for file in found if file is not None]
-    frame = scene_frame(capture, splits.get("train", []), judged, cutout, data.box)
+    frame = scene_frame(capture, splits.get("train", []), judged, data.box)
     doubts, others = list(broken.values())[:3], [shown(name, 60) for name in list(broken)[3:]]
     if others:
         doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
-    doubts = doubts or [judged.shows_nothing] * bool(judged.shows_nothing)
     doubts = doubts or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
     notes = []
     if cutout:
@@ -122,16 +120,18 @@ def look_at(
     and, if it `is_sampled`, some of its pixels."""
     if image.found is None:
         return None, "", None
+    header = judged.headers.get(image.name)
+    problem, pixels = look_into(image.found, header if is_sampled else None)
+    if header is None:
+        return None, problem, None
     cutout, ignored, is_around = data.masks == "cutout", None, False
     try:
-        header, problem, pixels = look_into(image.found, partial(turned_for, image.lens), is_sampled)
         if image.mask is not None and not cutout:
             mask = read_mask(image.mask, (header.width, header.height), judged.masks) == white_ignores  # [H, W]
             ignored, is_around = float(mask.mean()), leaves_the_middle(mask)
     except SceneError as error:
         return None, str(error), None
     width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
-    header = judged.headers.get(image.name, header)
     has_alpha = header.has_alpha or (cutout and image.mask is not None)
     pixels = None if pixels is None else sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
     return OnDisk(width, height, has_alpha, ignored, header.turn != 1, is_around), problem, pixels
@@ -180,11 +180,6 @@ class Inspection:
         """Shares of pixels that masks ignore, of the images that have one."""
         return [file.ignored for _, file in self.there if file.ignored is not None]
 
-    @property
-    def n_around(self) -> int:
-        """Number of masks that ignore what is around the middle."""
-        return sum(file.is_around for _, file in self.there)
-
     def page(self) -> str:
         """All of it as text."""
         capture = self.capture
@@ -220,7 +215,8 @@ class Inspection:
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
             problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
-        problems += doubts_of_masks(self.ignored, self.n_around, self.capture.white_ignores)
+        n_around = sum(file.is_around for _, file in self.there)
+        problems += doubts_of_masks(self.ignored, n_around, self.capture.white_ignores)
         train, test = (len(self.splits.get(name, [])) for name in ("train", "test"))
         if train < FEW_IMAGES:
             problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")

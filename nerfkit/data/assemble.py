@@ -130,15 +130,13 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
     training, cutout = [image.name for image in splits["train"]], data.masks == "cutout"
-    judged = judge(images, headers, training, cutout, capture.white_ignores)
+    judged = judge(capture, headers, training, cutout)
     headers = judged.headers
     if cutout:
         check_cut_out(images, [headers[image.name].has_alpha for image in images])
         notes.append(CUT_OUT)
-    if judged.shows_nothing:
-        raise SceneError(f"data.path: {judged.shows_nothing}")
     if frame is None:
-        frame = scene_frame(capture, training, judged, cutout, data.box, unbounded)
+        frame = scene_frame(capture, training, judged, data.box, unbounded)
     views = {}
     for split, chosen in splits.items():
         poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
@@ -185,21 +183,16 @@ def check_cut_out(images: list[PosedImage], has_alpha: list[bool]) -> None:
 
 
 def scene_frame(
-    capture: Capture,
-    training: list[str],
-    judged: Judged,
-    cutout: bool,
-    box: tuple[float, ...] | None,
-    unbounded: bool = False,
+    capture: Capture, training: list[str], judged: Judged, box: tuple[float, ...] | None, unbounded: bool = False
 ) -> Frame:
     """The frame that a capture is trained in; `training` are the names of images that may tell near and far.
 
     With a `box` it is that of the files; `unbounded`: what lies outside of the box counts, too.
     """
-    names, has_alpha = set(training), judged.has_alpha or cutout
+    names = set(training)
     images = [image for image in capture.images if image.name in names]
     if box is None and capture.format not in KEEPS_FILES_FRAME:
-        frame = with_its_box(find_frame(capture, training, has_alpha), images, judged.silhouettes)
+        frame = with_its_box(find_frame(capture, training, judged.is_object), images, judged.silhouettes)
     else:
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
         frame = identity_frame(corners, capture.up or (0.0, 0.0, 1.0))
@@ -209,7 +202,7 @@ def scene_frame(
         doubts = doubts_of_box(capture, images, corners, is_given=box is not None)
         frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
         if box is not None and unbounded:
-            found = find_frame(capture, training, has_alpha)
+            found = find_frame(capture, training, judged.is_object)
             near, far = found.near / found.scale, found.far / found.scale
             text = (
                 f"outside of the box, as without one: kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' "

@@ -83,27 +83,25 @@ class Views:
             )
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
-        areas = torch.tensor([width * height for width, height in sizes])
-        ends = areas.cumsum(0)
-        first = ends - areas
+        counts = torch.tensor([width * height for width, height in sizes])
+        ends = counts.cumsum(0)
+        first = ends - counts
 
-        def fill(view: int) -> bool:  # whether something of it counts
+        def fill(view: int) -> None:
             (width, height), rows = sizes[view], slice(int(first[view]), int(ends[view]))
             read_image(self.files[view], self.headers[view], pixels[rows].unflatten(0, (height, width)).numpy())
-            if not self.masks or self.masks[view] is None:
-                return True
-            mask = read_mask(self.masks[view], (width, height), self.mask_kind)  # [H, W] bool, white
-            masked = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
-            if ignored is None:
-                pixels[rows, 3] *= ~masked
-            else:
-                ignored[rows] = masked
-            return not bool(masked.all())
+            if any(self.masks) and self.masks[view] is not None:
+                mask = read_mask(self.masks[view], (width, height), self.mask_kind)  # [H, W] bool, white
+                masked = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
+                if ignored is None:
+                    pixels[rows, 3] *= ~masked
+                else:
+                    ignored[rows] = masked
 
         with ThreadPoolExecutor(n_threads) as pool:
             done = pool.map(fill, range(len(self.files)))
-            counts = list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=report is None))
-        if not any(counts):
+            list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=report is None))
+        if ignored is not None and ignored.all():
             color = "white" if self.white_ignores else "black"
             raise SceneError(
                 f"masks leave nothing of the {len(self.files)} images: all of their pixels are {color}, which are "

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,6 @@ TRANSPOSES = {  # by orientation: how stored pixels become what was seen
     8: Image.Transpose.ROTATE_90,
 }
 REMEDY = "copy it again, or take it away: images that are missing are left out, except in LLFF captures"
-CHANNELS = {"L": "L", "A": "RGBA", "V": "HSV"}  # gray, alpha and the brightest color; Pillow's mode that has each
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
 OPAQUE = 254  # level of alpha from which on a pixel is
 BAND = 256  # rows that are converted together: a whole image would take as much memory again
@@ -72,42 +71,21 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         _fill(out, image, header, path)
 
 
-class Look(NamedTuple):
-    """What one look at an image file finds."""
-
-    header: ImageHeader
-    problem: str  # with its pixels; '' if there is none
-    pixels: np.ndarray | None = None  # [H, W, 3 or 4] uint8, where they are wanted and there is no problem
-
-
-def look_into(
-    path: Path, turned: Callable[[ImageHeader], ImageHeader] = lambda header: header, wants_pixels: bool = False
-) -> Look:
-    """Header and soundness of an image file, all of whose pixels are decoded, JPEG at an eighth of the size if nobody
-    wants them; `turned` says how they are read. Raises SceneError if there is no header."""
-    header = pixels = None
+def look_into(path: Path, header: ImageHeader | None = None) -> tuple[str, np.ndarray | None]:
+    """What is wrong with an image file, all of whose pixels are decoded, '' if nothing; and its pixels, [H, W, 3 or 4]
+    uint8, as its `header` says, without which a JPEG is decoded at an eighth of the size."""
+    pixels = None
     try:
         with _opened(path) as image:
-            header = turned(_header(image))
-            if wants_pixels:
+            if header is not None:
                 pixels = np.empty((header.height, header.width, 3 + header.has_alpha), dtype=np.uint8)
                 _fill(pixels, image, header, path)
             else:
                 image.draft(image.mode, (image.width // 8, image.height // 8))
                 _decode(image, path)
     except SceneError as error:
-        if header is None:
-            raise
-        return Look(header, str(error))
-    return Look(header, "", pixels)
-
-
-def problem_with(path: Path) -> str:
-    """What is wrong with an image, '' if nothing."""
-    try:
-        return look_into(path).problem
-    except SceneError as error:
-        return str(error)
+        return str(error), None
+    return "", pixels
 
 
 def blend(pixels: Tensor, background: Tensor) -> Tensor:
@@ -184,7 +162,7 @@ def _fill(out: np.ndarray, image: Image.Image, header: ImageHeader, path: Path) 
         was = _by(stored.width, stored.height)
         raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {was} a moment ago")
     _decode(image, path)
-    if mode == "RGB" and image.has_transparency_data and _channel(image, "A").getextrema()[0] < OPAQUE:
+    if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
         raise SceneError(
             f"image {shown(path)} is transparent in places, where others are opaque; save all of them without alpha"
         )
@@ -211,14 +189,11 @@ def _check_kind(image: Image.Image, path: Path) -> None:
 class MaskKind(NamedTuple):
     """How the masks of a capture are read: all alike, for one of them does not say it, which may be all black."""
 
-    channel: str = "L"  # of CHANNELS
+    in_alpha: bool = False  # they are the alpha of their files
     below: int = 127  # white are the levels above this one
 
 
-USUAL_MASKS = MaskKind()
-
-
-def read_mask(path: Path, size: tuple[int, int], kind: MaskKind = USUAL_MASKS) -> np.ndarray:
+def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -> np.ndarray:
     """Where a mask is white, bool [H, W], of `size` (width, height).
 
     It is resized, to the nearest pixel, where it has another size. Raises SceneError if it has another shape.
@@ -229,25 +204,27 @@ def read_mask(path: Path, size: tuple[int, int], kind: MaskKind = USUAL_MASKS) -
         if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
             raise SceneError(f"mask {shown(path)} is {_by(*image.size)}, of another shape than its image, {_by(*size)}")
         image.load()
-        levels = _channel(image, kind.channel)
+        kind = kind or MaskKind()
+        levels = _levels(image, kind.in_alpha)
         if image.size != size:
             levels = levels.resize(size, Image.Resampling.NEAREST)
         return np.asarray(levels) > kind.below
 
 
-def stored_levels(path: Path) -> dict[str, np.ndarray]:
-    """The CHANNELS [H, W] that an image file has, in the levels that it stores."""
+def stored_levels(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Levels [H, W] of an image file as it stores them, of the brightest color; and its alpha, if it has one."""
     with _opened(path) as image:
         image.load()
-        names = "L" + "A" * image.has_transparency_data + "V" * (image.mode in ("P", "RGB", "RGBA"))
-        return {name: np.asarray(_channel(image, name)) for name in names}
+        alpha = np.asarray(_levels(image, True)) if image.has_transparency_data else None
+        return np.asarray(_levels(image, False)), alpha
 
 
-def _channel(image: Image.Image, name: str) -> Image.Image:
-    if image.mode.startswith("I"):
+def _levels(image: Image.Image, of_alpha: bool) -> Image.Image:
+    if of_alpha:
+        return image.convert("RGBA").getchannel("A")
+    if image.mode.startswith("I") or image.mode == "L":
         return image
-    rgb = image.convert("RGB") if name == "V" else image  # of a palette, its colors
-    return rgb.convert(CHANNELS[name]).getchannel(name)
+    return image.convert("RGB").convert("HSV").getchannel("V")
 
 
 def _eight_bits(image: Image.Image, bits: int) -> Image.Image:

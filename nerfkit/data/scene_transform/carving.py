@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Note, PosedImage
 from nerfkit.data.scene_transform.doubts import share_of_rays
 from nerfkit.data.scene_transform.frame import Frame, corner_text
@@ -17,7 +16,7 @@ from nerfkit.data.scene_transform.rig import Rig, half_tangents, measure
 
 HELD = 0.99  # share of an object's rays that its box has to meet
 SMALL = 0.25  # of the sides of a box, below which an object is of another unit
-USUAL_SIDE = 2.4  # of an object in the model's frame, where its box is found here
+USUAL_SIDE, FAR = 2.4, 1e10  # of an object in the model's frame, where its box is found here; the box ends all rays
 CELLS, PASSES, CLOSE = 32, 8, 0.9  # along a side; each pass looks closer, until a box stays of that share
 SEEN, MISSED = 0.5, 0.1  # share of the cameras that have to see a place, and of these that may see nothing there
 
@@ -41,15 +40,13 @@ def with_its_box(frame: Frame, images: Sequence[PosedImage], silhouettes: Mappin
         return replace(frame, notes=(*frame.notes, Note("warning", text)))
     center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
     box = scale * (hull - center)
-    found = replace(frame, center=frame.to_input(center), scale=scale * frame.scale, near=scale * frame.near, box=box)
-    eyes = np.array([found.to_model(image.camera_to_world)[:, 3] for image in images])
-    reach = np.linalg.norm(np.maximum(np.abs(eyes - box[0]), np.abs(eyes - box[1])), axis=1).max()
+    unit = {"center": frame.to_input(center), "scale": scale * frame.scale, "near": scale * frame.near, "far": FAR}
     text = (
         f"box {corner_text(box)} instead, found from alpha in {len(seen)} images; one model unit is "
-        f"{1 / found.scale:.4g} input units: the box above meets {held:.1%} of the object's rays, and is "
+        f"{1 / unit['scale']:.4g} input units: the box above meets {held:.1%} of the object's rays, and is "
         f"{side / np.ptp(hull, axis=0).max():.2g} times as long as the object"
     )
-    return replace(found, far=max(scale * frame.far, float(reach)), notes=(*frame.notes, Note("info", text)))
+    return replace(frame, **unit, box=box, notes=(*frame.notes, Note("info", text)))
 
 
 def _size(image: PosedImage, silhouette: np.ndarray, focus: np.ndarray) -> float:
@@ -80,8 +77,7 @@ def _hull(images: Sequence[PosedImage], silhouettes: Mapping[str, np.ndarray], r
 
 def _looks_at(image: PosedImage, silhouette: np.ndarray, centers: np.ndarray, cell: np.ndarray) -> np.ndarray:
     """Which cells, by their centers [N, 3], are in the image, and which of these are not in its silhouette, [2, N]."""
-    lens: Lens = image.lens
-    side = len(silhouette)
+    lens, side = image.lens, len(silhouette)
     local = (centers - image.camera_to_world[:, 3]) @ image.camera_to_world[:, :3] * [1.0, -1, -1]
     sides = np.array([lens.width, lens.height])
     x, y = (lens.project(torch.from_numpy(local)).numpy() / sides * side).T
@@ -89,7 +85,7 @@ def _looks_at(image: PosedImage, silhouette: np.ndarray, centers: np.ndarray, ce
     depth = np.maximum(local[:, 2], 1e-9 * np.abs(local).max())
     half = max(np.array(lens.focal) / sides) * side * np.linalg.norm(cell) / 2 / depth  # of a cell, in the image
     sums = np.pad(silhouette.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    low_x, low_y = (np.clip(np.nan_to_num(value) - half, 0, side).astype(int) for value in (x, y))
-    high_x, high_y = (np.clip(np.nan_to_num(value) + half + 1, 0, side).astype(int) for value in (x, y))
-    count = sums[high_y, high_x] - sums[low_y, high_x] - sums[high_y, low_x] + sums[low_y, low_x]
+    x, y = np.nan_to_num([x, y])
+    left, top, right, bottom = np.clip([x - half, y - half, x + half + 1, y + half + 1], 0, side).astype(int)
+    count = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
     return np.stack([is_in, is_in & (count == 0)])

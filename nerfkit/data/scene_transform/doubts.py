@@ -171,19 +171,15 @@ def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
 def doubts_of_pictures(pictures: Sequence[np.ndarray], background: str = "white") -> list[str]:
     """Of pixels of pictures, [P, 3 or 4] uint8 each, as they are trained over their `background`: `sampled_pixels` of
     them are enough."""
-    has_alpha, behind = (
-        any(picture.shape[-1] == 4 for picture in pictures),
-        torch.full((3,), BACKGROUNDS.get(background, 1.0)),
-    )
+    behind = torch.full((3,), BACKGROUNDS.get(background, 1.0))
     pictures = [255 * blend(torch.from_numpy(picture), behind).numpy() for picture in pictures]
     plain = [picture for picture in pictures if picture.size and picture.std(axis=0).max() < PLAIN]
     if plain and len(plain) >= MOST * len(pictures):
         color = np.median([np.median(picture, axis=0) for picture in plain], axis=0)
-        over = f" over {background}" * has_alpha
         return [
-            f"{len(plain)} of {len(pictures)} pictures that were looked at show one color alone{over}, about "
+            f"{len(plain)} of {len(pictures)} pictures that were looked at show one color alone, about "
             f"{tuple(int(value) for value in color)} of 255: nothing says where anything is; give pictures with "
-            f"texture, and check that {'their alpha is right' if has_alpha else 'the files are the right ones'}"
+            "texture, and check that the files are the right ones, and their alpha"
         ]
     copies = sum(np.array_equal(a, b) for a, b in pairwise(pictures))
     if copies and copies >= MOST * (len(pictures) - 1):
