@@ -12,8 +12,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
 from nerfkit.data.images.judging import Judged, judge
-from nerfkit.data.images.pixels import image_header, look_into, read_mask
+from nerfkit.data.images.pixels import ImageHeader, look_into, read_mask
 from nerfkit.data.load import load_capture
 from nerfkit.data.scene import in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, leaves_the_middle, sampled_pixels
@@ -73,23 +73,27 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     cutout = data.masks == "cutout"
     candidates = [image for image in capture.images if image.found is not None]
     sampled = {candidates[k].name for k in evenly(len(candidates), PICTURES)}
-    headers = {}
-    for image in candidates:
-        with suppress(SceneError):  # which the look at its pixels brings up again
-            headers[image.name] = turned_for(image.lens, image_header(image.found))
-    training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
-    judged = judge(capture, headers, training, cutout)
 
-    def look(image: PosedImage) -> tuple[OnDisk | None, str, np.ndarray | None]:
-        return look_at(image, image.name in sampled, data, judged, capture.white_ignores)
+    def look(image: PosedImage) -> tuple[ImageHeader | None, str, np.ndarray | None]:
+        return look_into(image.found, partial(turned_for, image.lens), image.name in sampled)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-        done = pool.map(look, capture.images)
-        looks = list(tqdm(done, "images", len(capture.images), unit="image", leave=False))
-    found = [file for file, _, _ in looks]
+        done = pool.map(look, candidates)
+        looks = list(tqdm(done, "images", len(candidates), unit="image", leave=False))
+        named = list(zip([image.name for image in candidates], looks, strict=True))
+        headers = {name: header for name, (header, _, _) in named if header is not None}
+        training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
+        judged = judge(capture, headers, training, cutout)
+        done = pool.map(lambda image: on_disk(image, data, judged, capture.white_ignores), capture.images)
+        found, problems = zip(*done, strict=True) if capture.images else ((), ())
     there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
-    broken = {image.name: problem for image, (_, problem, _) in zip(capture.images, looks, strict=True) if problem}
-    pictures = [pixels for _, _, pixels in looks if pixels is not None]
+    broken = {image.name: problem for image, problem in zip(capture.images, problems, strict=True) if problem}
+    broken |= {name: problem for name, (_, problem, _) in named if problem}
+    pictures = [
+        sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
+        for name, (header, _, pixels) in named
+        if pixels is not None and header.bits == judged.headers[name].bits
+    ]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     has_alpha = [file.has_alpha for file in found if file is not None]
@@ -113,28 +117,21 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
 
 
-def look_at(
-    image: PosedImage, is_sampled: bool, data: InspectData, judged: Judged, white_ignores: bool
-) -> tuple[OnDisk | None, str, np.ndarray | None]:
-    """The image file, None where it is missing or cannot be read; the problem with it, '' if there is none;
-    and, if it `is_sampled`, some of its pixels."""
-    if image.found is None:
-        return None, "", None
-    header = judged.headers.get(image.name)
-    problem, pixels = look_into(image.found, header if is_sampled else None)
+def on_disk(image: PosedImage, data: InspectData, judged: Judged, white_ignores: bool) -> tuple[OnDisk | None, str]:
+    """The image file, None where it is missing or cannot be read; and the problem with its mask, if there is one."""
+    header, cutout = judged.headers.get(image.name), data.masks == "cutout"
+    ignored, is_around = None, False
     if header is None:
-        return None, problem, None
-    cutout, ignored, is_around = data.masks == "cutout", None, False
-    try:
-        if image.mask is not None and not cutout:
+        return None, ""
+    if image.mask is not None and not cutout:
+        try:
             mask = read_mask(image.mask, (header.width, header.height), judged.masks) == white_ignores  # [H, W]
-            ignored, is_around = float(mask.mean()), leaves_the_middle(mask)
-    except SceneError as error:
-        return None, str(error), None
+        except SceneError as error:
+            return None, str(error)
+        ignored, is_around = float(mask.mean()), leaves_the_middle(mask)
     width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
     has_alpha = header.has_alpha or (cutout and image.mask is not None)
-    pixels = None if pixels is None else sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
-    return OnDisk(width, height, has_alpha, ignored, header.turn != 1, is_around), problem, pixels
+    return OnDisk(width, height, has_alpha, ignored, header.turn != 1, is_around), ""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
         elif highest.max() <= 255 - OPAQUE:
             raise SceneError(
                 f"data.path: alpha is {highest.max()} of 255 at most in the {len(found)} images that were looked at, "
-                "which shows nothing of them; save them without alpha, or correct the masks"
+                f"which shows nothing of them; {'correct their masks' if cutout else 'save them without alpha, as RGB'}"
             )
         elif edges.sum() >= EDGES and not brighter.any():
             text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -71,21 +71,25 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         _fill(out, image, header, path)
 
 
-def look_into(path: Path, header: ImageHeader | None = None) -> tuple[str, np.ndarray | None]:
-    """What is wrong with an image file, all of whose pixels are decoded, '' if nothing; and its pixels, [H, W, 3 or 4]
-    uint8, as its `header` says, without which a JPEG is decoded at an eighth of the size."""
-    pixels = None
+def look_into(
+    path: Path, turned: Callable[[ImageHeader], ImageHeader] = lambda header: header, wants_pixels: bool = False
+) -> tuple[ImageHeader | None, str, np.ndarray | None]:
+    """Header of an image file, None if it has none; the problem with it, '' if there is none; and, where they are
+    wanted, its pixels, [H, W, 3 or 4] uint8. All are decoded, JPEG at an eighth of the size if nobody wants them;
+    `turned` says how they are read."""
+    header = pixels = None
     try:
         with _opened(path) as image:
-            if header is not None:
+            header = turned(_header(image))
+            if wants_pixels:
                 pixels = np.empty((header.height, header.width, 3 + header.has_alpha), dtype=np.uint8)
                 _fill(pixels, image, header, path)
             else:
                 image.draft(image.mode, (image.width // 8, image.height // 8))
                 _decode(image, path)
     except SceneError as error:
-        return str(error), None
-    return "", pixels
+        return header, str(error), None
+    return header, "", pixels
 
 
 def blend(pixels: Tensor, background: Tensor) -> Tensor:

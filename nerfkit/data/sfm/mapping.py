@@ -51,7 +51,7 @@ def _readable(folder: Path, found: list[Photograph], images: Path) -> dict[str, 
         suffix = Path(photo.name).suffix.lower()
         name = f"{number:06}{'.png' if suffix == '.webp' else suffix}"
         names[name] = photo
-        if problem := look_into(folder / photo.name)[0]:
+        if problem := look_into(folder / photo.name)[1]:
             raise SceneError(problem)
         if photo.is_turned or suffix == ".webp":  # pycolmap does not heed EXIF's orientation, nor read WebP
             save_upright(folder / photo.name, images / name)
