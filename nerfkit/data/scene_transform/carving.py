@@ -35,7 +35,7 @@ def with_its_box(frame: Frame, images: Sequence[PosedImage], silhouettes: Mappin
     if held >= HELD and max(_size(image, silhouettes[image.name], rig.focus) for image in seen) >= SMALL * side:
         return frame
     hull = _hull(seen, silhouettes, rig)
-    if hull is None:
+    if hull is None or share_of_rays(seen, hull, silhouettes) < HELD:
         text = f"the box meets {held:.1%} of the object's rays, and alpha leads to no other; give data.box"
         return replace(frame, notes=(*frame.notes, Note("warning", text)))
     center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
