@@ -27,8 +27,8 @@ from nerfkit.data.assemble import CUT_OUT, check_cut_out, has_shape, scene_frame
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
-from nerfkit.data.images.judging import Judged, judge
 from nerfkit.data.images.pixels import ImageHeader, look_into, read_mask
+from nerfkit.data.judging import Judged, judge
 from nerfkit.data.load import load_capture
 from nerfkit.data.scene import in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, leaves_the_middle, sampled_pixels

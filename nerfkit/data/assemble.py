@@ -18,8 +18,8 @@ from nerfkit.config import DEFAULT_BOX, DataConfig
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
-from nerfkit.data.images.judging import Judged, judge
 from nerfkit.data.images.pixels import ImageHeader, image_header
+from nerfkit.data.judging import Judged, judge
 from nerfkit.data.readers.folders import IMAGE_FOLDERS
 from nerfkit.data.scene import Scene, Views
 from nerfkit.data.scene_transform.carving import with_its_box

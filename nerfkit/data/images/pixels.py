@@ -45,7 +45,7 @@ class ImageHeader(NamedTuple):
 
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
-    has_alpha: bool  # a file may say so of pixels that are opaque: `nerfkit.data.images.judging` decides
+    has_alpha: bool  # a file may say so of pixels that are opaque: `nerfkit.data.judging` decides
     decoding_bytes: int  # memory that decoding takes
     turn: int = 1  # EXIF orientation, 1 to 8, by which the stored pixels are turned when they are read
     bits: int = 8  # of a gray level; 16 of files that may hold fewer
