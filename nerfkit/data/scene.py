@@ -104,8 +104,8 @@ class Views:
         if ignored is not None and ignored.all():
             color = "white" if self.white_ignores else "black"
             raise SceneError(
-                f"masks leave nothing of the {len(self.files)} images: all of their pixels are {color}, which are "
-                f"ignored, as in {shown(self.masks[0])}; give other masks, or take them away to use all pixels"
+                f"masks leave nothing of the {len(self.files)} images: all pixels are {color}, which is ignored "
+                f"(the first: {shown(self.masks[0])}); correct the masks, or take them away to use all pixels"
             )
         return ImagePool(pixels, first, tuple(sizes), ignored)
 

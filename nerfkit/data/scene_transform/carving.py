@@ -3,25 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from nerfkit.data.capture import Note, PosedImage
-from nerfkit.data.scene_transform.doubts import share_of_rays
+from nerfkit.data.scene_transform.doubts import Silhouettes, share_of_rays
 from nerfkit.data.scene_transform.frame import Frame, corner_text
 from nerfkit.data.scene_transform.rig import Rig, half_tangents, measure
 
 HELD = 0.99  # share of an object's rays that its box has to meet
 SMALL = 0.25  # of the sides of a box, below which an object is of another unit
 USUAL_SIDE, FAR = 2.4, 1e10  # of an object in the model's frame, where its box is found here; the box ends all rays
-CELLS, PASSES, CLOSE = 32, 8, 0.9  # along a side; each pass looks closer, until a box stays of that share
+CELLS, PASSES = 32, 4  # along a side; each pass looks closer
 SEEN, MISSED = 0.5, 0.1  # share of the cameras that have to see a place, and of these that may see nothing there
 
 
-def with_its_box(frame: Frame, images: Sequence[PosedImage], silhouettes: Mapping[str, np.ndarray]) -> Frame:
+def with_its_box(frame: Frame, images: Sequence[PosedImage], silhouettes: Silhouettes) -> Frame:
     """`frame` of an object, or one in which its box holds what the `silhouettes` of some of the images show.
 
     It stays as it is where its box does, and is not of another unit.
@@ -57,7 +57,7 @@ def _size(image: PosedImage, silhouette: np.ndarray, focus: np.ndarray) -> float
     return float(np.linalg.norm(tangents * extents) / len(silhouette) * distance)
 
 
-def _hull(images: Sequence[PosedImage], silhouettes: Mapping[str, np.ndarray], rig: Rig) -> np.ndarray | None:
+def _hull(images: Sequence[PosedImage], silhouettes: Silhouettes, rig: Rig) -> np.ndarray | None:
     """The box [2, 3] of the visual hull, in the frame of the poses; none where the cameras do not enclose one."""
     reach = np.linalg.norm(rig.positions - rig.focus, axis=1).max()
     box = rig.focus + np.array([[-reach], [reach]])
@@ -69,9 +69,7 @@ def _hull(images: Sequence[PosedImage], silhouettes: Mapping[str, np.ndarray], r
         kept = centers[(seen >= SEEN * len(images)) & (missed <= MISSED * seen)]
         if not len(kept):
             return None
-        before, box = box, np.stack([kept.min(0) - cell / 2, kept.max(0) + cell / 2])
-        if (np.ptp(box, axis=0) > CLOSE * np.ptp(before, axis=0)).all():
-            break
+        box = np.stack([kept.min(0) - cell / 2, kept.max(0) + cell / 2])
     return box
 
 

@@ -22,6 +22,8 @@ from nerfkit.data.scene_transform.rig import Rig, evenly, half_tangents, measure
 from nerfkit.ops.march import box_span
 from nerfkit.reading import shown
 
+Silhouettes = Mapping[str, np.ndarray]  # where images are opaque, by their names, [S, S] bool
+
 STRAY = 100.0  # times as far from the median position as 90 % of the cameras are
 LEAST_PARALLAX = 1.0  # pixels by which the content moves between the cameras, at least
 SMALL_RIG = 0.01  # of the diagonal of a box that is given: cameras closer together than that are of another unit
@@ -139,11 +141,9 @@ def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarra
     return [f"{name} {corner_text(box)}: {', '.join(parts)}; {advice}"]
 
 
-def share_of_rays(
-    images: Sequence[PosedImage], box: np.ndarray, silhouettes: Mapping[str, np.ndarray] | None = None
-) -> float:
-    """Share of the rays of `images`, in the files' frame, that meet the `box` [2, 3]; with `silhouettes` [S, S], of the
-    rays that meet what they show."""
+def share_of_rays(images: Sequence[PosedImage], box: np.ndarray, silhouettes: Silhouettes | None = None) -> float:
+    """Share of the rays of `images`, or of those in their `silhouettes`, that meet the `box` [2, 3], in the frame of
+    the poses."""
     chosen = [images[k] for k in evenly(len(images), RAY_VIEWS)]
     shown_at = {image.name: np.ones((SIDE, SIDE), bool) for image in chosen} if silhouettes is None else silhouettes
     local = {}  # unit directions [R, 3] of each lens, in OpenGL axes
