@@ -144,7 +144,7 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
         masks = [image.mask for image in chosen]
         views[split] = Views(
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
-            masks if any(masks) else [], judged.masks, capture.white_ignores, cutout,
+            masks if any(masks) else [], capture.white_ignores, cutout, judged.masks,
         )  # fmt: skip
     turned = [name for name, header in headers.items() if header.turn != 1]
     if turned:

@@ -34,9 +34,9 @@ class Views:
     files: list[Path]
     headers: list[ImageHeader]  # of each file
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
-    mask_kind: MaskKind = MaskKind()
     white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
     cutout: bool = False  # masked pixels are transparent, not ignored
+    mask_kind: MaskKind = MaskKind()
 
     def __getitem__(self, chosen: list[int]) -> Views:
         """Some of the views, by their numbers."""
