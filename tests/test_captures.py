@@ -107,10 +107,17 @@ def test_an_image_on_its_side_gives_the_same_pixels(tmp_path):
     assert torch.equal(load_scene(str(folder)).split("train").load().stack(), plain)
 
 
+def without_alpha(folder: Path) -> None:
+    for file in (folder / "images").iterdir():
+        Image.open(file).convert("RGB").save(file)
+
+
 @pytest.mark.parametrize("aside", [1.0, 4.0])
 def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
-    """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks."""
+    """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks; without
+    alpha, nothing says how large another one has to be."""
     capture = capture_in(tmp_path, [PINHOLE] * 20)
+    without_alpha(tmp_path)
     offset = np.array([[0, 0, 0, aside], [0, 0, 0, 0], [0, 0, 0, 0]])
     images = [replace(image, camera_to_world=image.camera_to_world + offset) for image in capture.images]
     write_synthetic(tmp_path, replace(capture, images=images))
@@ -223,6 +230,7 @@ def opened(monkeypatch) -> Counter:
 def test_an_image_is_opened_once_to_inspect_it_and_twice_to_load_it(tmp_path, opened):
     """For its header, its soundness and what it shows; then for its header, which the reader needs, and its pixels."""
     write_nerfstudio(tmp_path, capture_in(tmp_path, [PINHOLE] * 20))
+    without_alpha(tmp_path)
     opened.clear()
     assert run_main(inspect, str(tmp_path)) == 0
     assert opened == {f"r_{index:02d}.png": 1 for index in range(20)}
@@ -230,3 +238,10 @@ def test_an_image_is_opened_once_to_inspect_it_and_twice_to_load_it(tmp_path, op
     opened.clear()
     load_scene(str(tmp_path)).split("train").load()
     assert opened == {f"r_{index:02d}.png": 2 for index in range(20)}
+
+
+def test_sixteen_images_at_most_are_opened_once_more_for_their_alpha(tmp_path, opened):
+    write_synthetic(tmp_path, capture_in(tmp_path, [PINHOLE] * 40))
+    opened.clear()
+    load_scene(str(tmp_path)).split("train").load()
+    assert Counter(opened.values()) == {2: 24, 3: 16}

@@ -25,10 +25,11 @@ from nerfkit.data.assemble import CUT_OUT, check_cut_out, has_shape, scene_frame
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
-from nerfkit.data.images.pixels import look_into, read_mask
+from nerfkit.data.images.pixels import ImageHeader, look_into, read_mask
+from nerfkit.data.judging import Judged, judge
 from nerfkit.data.load import load_capture
 from nerfkit.data.scene import in_words
-from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, sampled_pixels
+from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, leaves_the_middle, sampled_pixels
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.errors import SceneError
@@ -68,22 +69,34 @@ def main(options: InspectOptions) -> int:
 def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[], bytes]]:
     """The page about a capture, whether it is ready to train, and what draws it."""
     cutout = data.masks == "cutout"
-    candidates = [image.name for image in capture.images if image.found is not None]
-    sampled = {candidates[k] for k in evenly(len(candidates), PICTURES)}
+    candidates = [image for image in capture.images if image.found is not None]
+    sampled = {candidates[k].name for k in evenly(len(candidates), PICTURES)}
 
-    def look(image: PosedImage) -> OnDisk | None:
-        return look_at(image, image.name in sampled, data, capture.white_ignores)
+    def look(image: PosedImage) -> tuple[ImageHeader | None, str, np.ndarray | None]:
+        return look_into(image.found, partial(turned_for, image.lens), image.name in sampled)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-        done = pool.map(look, capture.images)
-        found = list(tqdm(done, "images", len(capture.images), unit="image", leave=False))
+        looks = tqdm(pool.map(look, candidates), "images", len(candidates), unit="image", leave=False)
+        looks = dict(zip([image.name for image in candidates], looks, strict=True))
+        headers = {name: header for name, (header, _, _) in looks.items() if header is not None}
+        training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
+        judged = judge(capture, headers, training, cutout)
+
+        def on_disk(image: PosedImage) -> OnDisk | None:
+            return of_file(image, looks[image.name][1], data, judged, capture.white_ignores) if image.found else None
+
+        found = list(pool.map(on_disk, capture.images))
     pairs = [(image, file) for image, file in zip(capture.images, found, strict=True) if file is not None]
     there = [image for image, file in pairs if file.width]
     has_alpha = [file.has_alpha for _, file in pairs if file.width]
-    pictures = [file.pixels for _, file in pairs if file.pixels is not None]
+    pictures = [
+        sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
+        for name, (header, _, pixels) in looks.items()
+        if pixels is not None and header.bits == judged.headers[name].bits
+    ]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
+    frame = scene_frame(capture, splits.get("train", []), judged, data.box)
     broken = [(image, file.problem) for image, file in pairs if file.problem]
     doubts = [problem for _, problem in broken[:MAX_NAMES]]
     if others := [shown(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
@@ -99,27 +112,26 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
     if data.downscale != 1:
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
-    capture = replace(capture, notes=notes_of(*capture.notes, *notes))
+    capture = replace(capture, notes=notes_of(*capture.notes, *judged.notes, *notes))
     inspection = Inspection(capture, frame, found, splits, rule)
     return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
 
 
-def look_at(image: PosedImage, is_sampled: bool, data: DataConfig, white_ignores: bool) -> OnDisk | None:
-    """The image's file, none where it is missing; with some of its pixels if it `is_sampled`."""
-    if image.found is None:
-        return None
-    cutout, ignored = data.masks == "cutout", None
-    try:
-        header, problem, pixels = look_into(image.found, partial(turned_for, image.lens), is_sampled)
-        if image.mask is not None and not cutout:
-            white = read_mask(image.mask, (header.width, header.height))  # [H, W]
-            ignored = float(white.mean() if white_ignores else 1 - white.mean())
-    except SceneError as error:
-        return OnDisk(0, 0, problem=str(error))
+def of_file(image: PosedImage, problem: str, data: DataConfig, judged: Judged, white_ignores: bool) -> OnDisk:
+    """The file of an image, with the `problem` that it has, if any."""
+    header, cutout = judged.headers.get(image.name), data.masks == "cutout"
+    ignored, is_around = None, False
+    if header is None:
+        return OnDisk(0, 0, problem=problem)
+    if image.mask is not None and not cutout:
+        try:
+            mask = read_mask(image.mask, (header.width, header.height), judged.masks) == white_ignores  # [H, W]
+        except SceneError as error:
+            return OnDisk(0, 0, problem=str(error))
+        ignored, is_around = float(mask.mean()), leaves_the_middle(mask)
     width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
     has_alpha = header.has_alpha or (cutout and image.mask is not None)
-    pixels = None if pixels is None else sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
-    return OnDisk(width, height, has_alpha, ignored, header.turn != 1, problem, pixels)
+    return OnDisk(width, height, has_alpha, ignored, header.turn != 1, is_around, problem)
 
 
 @dataclass(frozen=True)
@@ -131,8 +143,8 @@ class OnDisk:
     has_alpha: bool = False  # or is cut out by its mask
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
     is_turned: bool = False  # by its EXIF orientation
+    is_around: bool = False  # the mask ignores what is around the middle
     problem: str = ""  # why it cannot be read, or not whole
-    pixels: np.ndarray | None = None  # some of them
 
 
 @dataclass(frozen=True)
@@ -197,7 +209,8 @@ class Inspection:
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
             problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
-        problems += doubts_of_masks(self.ignored, self.capture.white_ignores)
+        n_around = sum(file.is_around for _, file in self.there)
+        problems += doubts_of_masks(self.ignored, n_around, self.capture.white_ignores)
         train, test = (len(self.splits.get(name, [])) for name in ("train", "test"))
         if train < FEW_IMAGES:
             problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")

@@ -79,7 +79,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     folder = processes.in_turn(lambda: open_folder(options, config, scene, processes))
     views = scene.split("train")
     images = views.load(print if processes.is_first else None)
-    for line in doubts_of_images(images, views.white_ignores) if processes.is_first else ():
+    for line in doubts_of_images(images, views.white_ignores, config.data.background) if processes.is_first else ():
         print(f"warning: {line}")
     seed_everything(config.seed)  # what a model of one's own may draw
     trainer = Trainer(config, views.cameras, images, scene=scene, device=device, processes=processes)

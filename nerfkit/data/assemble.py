@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nerfkit.config import DataConfig
+from nerfkit.config import DEFAULT_BOX, DataConfig
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
+from nerfkit.data.judging import Judged, judge
 from nerfkit.data.readers.folders import IMAGE_FOLDERS
 from nerfkit.data.scene import Scene, Views
+from nerfkit.data.scene_transform.carving import with_its_box
 from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras, doubts_of_solve
 from nerfkit.data.scene_transform.find_frame import find_frame
 from nerfkit.data.scene_transform.frame import Frame, identity_frame
@@ -28,7 +30,6 @@ from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
-DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of those, where none is given
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
 SHOWN_NAMES = 3
 CUT_OUT = "data.masks is cutout: masked pixels are transparent"
@@ -125,17 +126,17 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
     images, notes = _present_images(capture)
     headers = {image.name: turned_for(image.lens, image.header or image_header(image.found)) for image in images}
     lenses = {image.name: fitted_lens(image, headers[image.name], data.downscale) for image in images}
-    cutout = data.masks == "cutout"
-    if cutout:
-        check_cut_out(images, [headers[image.name].has_alpha for image in images])
-        notes.append(CUT_OUT)
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
+    training, cutout = [image.name for image in splits["train"]], data.masks == "cutout"
+    judged = judge(capture, headers, training, cutout)
+    headers = judged.headers
+    if cutout:
+        check_cut_out(images, [headers[image.name].has_alpha for image in images])
+        notes.append(CUT_OUT)
     if frame is None:
-        training = [image.name for image in splits["train"]]
-        has_alpha = any(header.has_alpha for header in headers.values())
-        frame = scene_frame(capture, training, has_alpha or cutout, data.box, unbounded)
+        frame = scene_frame(capture, training, judged, data.box, unbounded)
     views = {}
     for split, chosen in splits.items():
         poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
@@ -143,7 +144,7 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
         masks = [image.mask for image in chosen]
         views[split] = Views(
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
-            masks if any(masks) else [], capture.white_ignores, cutout,
+            masks if any(masks) else [], capture.white_ignores, cutout, judged.masks,
         )  # fmt: skip
     turned = [name for name, header in headers.items() if header.turn != 1]
     if turned:
@@ -153,7 +154,7 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
         )
     return Scene(
         capture.name, capture.format, views, tuple(frame.up.tolist()), frame,
-        notes_of(*capture.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
+        notes_of(*capture.notes, *judged.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
     )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def check_cut_out(images: list[PosedImage], has_alpha: list[bool]) -> None:
 
 
 def scene_frame(
-    capture: Capture, training: list[str], has_alpha: bool, box: tuple[float, ...] | None, unbounded: bool = False
+    capture: Capture, training: list[str], judged: Judged, box: tuple[float, ...] | None, unbounded: bool = False
 ) -> Frame:
     """The frame that a capture is trained in; `training` are the names of images that may tell near and far.
 
@@ -191,14 +192,17 @@ def scene_frame(
     names = set(training)
     images = [image for image in capture.images if image.name in names]
     if box is None and capture.format not in KEEPS_FILES_FRAME:
-        frame = find_frame(capture, training, has_alpha)
+        frame = with_its_box(find_frame(capture, training, judged.is_object), images, judged.silhouettes)
     else:
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
         frame = identity_frame(corners, capture.up or (0.0, 0.0, 1.0))
+        if box is None:
+            frame = with_its_box(frame, images, judged.silhouettes)
+            corners = frame.to_input(frame.box)
         doubts = doubts_of_box(capture, images, corners, is_given=box is not None)
         frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
         if box is not None and unbounded:
-            found = find_frame(capture, training, has_alpha)
+            found = find_frame(capture, training, judged.is_object)
             near, far = found.near / found.scale, found.far / found.scale
             text = (
                 f"outside of the box, as without one: kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' "

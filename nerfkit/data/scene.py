@@ -17,10 +17,11 @@ from nerfkit.config import DataConfig
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.capture import Note, Points
 from nerfkit.data.images.batch import ImagePool
-from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, read_image, read_mask
+from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, MaskKind, read_image, read_mask
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
+from nerfkit.reading import shown
 
 MAX_THREADS = 32  # of decoding
 
@@ -35,6 +36,7 @@ class Views:
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
     white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
     cutout: bool = False  # masked pixels are transparent, not ignored
+    mask_kind: MaskKind = MaskKind()
 
     def __getitem__(self, chosen: list[int]) -> Views:
         """Some of the views, by their numbers."""
@@ -69,7 +71,8 @@ class Views:
     def load(self, report: Callable[[str], None] | None = None) -> ImagePool:
         """All images, resized to their cameras' sizes by area, and which of their pixels do not count.
 
-        `report`, such as print, gets a line with number and memory, and a progress bar is shown.
+        `report`, such as print, gets a line with number and memory, and a progress bar is shown. Raises SceneError if
+        the masks leave nothing of any of them.
         """
         sizes = self.cameras.sizes()
         n_threads, decoding = self._threads_to_decode(sizes)
@@ -88,7 +91,7 @@ class Views:
             (width, height), rows = sizes[view], slice(int(first[view]), int(ends[view]))
             read_image(self.files[view], self.headers[view], pixels[rows].unflatten(0, (height, width)).numpy())
             if any(self.masks) and self.masks[view] is not None:
-                mask = read_mask(self.masks[view], (width, height))  # [H, W] bool, white
+                mask = read_mask(self.masks[view], (width, height), self.mask_kind)  # [H, W] bool, white
                 masked = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
                 if ignored is None:
                     pixels[rows, 3] *= ~masked
@@ -98,6 +101,12 @@ class Views:
         with ThreadPoolExecutor(n_threads) as pool:
             done = pool.map(fill, range(len(self.files)))
             list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=report is None))
+        if ignored is not None and ignored.all():
+            color = "white" if self.white_ignores else "black"
+            raise SceneError(
+                f"masks leave nothing of the {len(self.files)} images: all pixels are {color}, which is ignored "
+                f"(the first: {shown(self.masks[0])}); correct the masks, or take them away to use all pixels"
+            )
         return ImagePool(pixels, first, tuple(sizes), ignored)
 
     def _threads_to_decode(self, sizes: list[tuple[int, int]]) -> tuple[int, int]:

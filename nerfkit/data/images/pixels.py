@@ -36,6 +36,7 @@ TRANSPOSES = {  # by orientation: how stored pixels become what was seen
 }
 REMEDY = "copy it again, or take it away: images that are missing are left out, except in LLFF captures"
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
+OPAQUE = 254  # level of alpha from which on a pixel is
 BAND = 256  # rows that are converted together: a whole image would take as much memory again
 
 
@@ -44,9 +45,10 @@ class ImageHeader(NamedTuple):
 
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
-    has_alpha: bool
+    has_alpha: bool  # a file may say so of pixels that are opaque: `nerfkit.data.judging` decides
     decoding_bytes: int  # memory that decoding takes
     turn: int = 1  # EXIF orientation, 1 to 8, by which the stored pixels are turned when they are read
+    bits: int = 8  # of a gray level; 16 of files that may hold fewer
 
     def as_stored(self) -> ImageHeader:
         """The header of the image without its EXIF orientation."""
@@ -69,19 +71,12 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         _fill(out, image, header, path)
 
 
-class Look(NamedTuple):
-    """What one look at an image file finds."""
-
-    header: ImageHeader
-    problem: str  # with its pixels; '' if there is none
-    pixels: np.ndarray | None = None  # [H, W, 3 or 4] uint8, where they are wanted and there is no problem
-
-
 def look_into(
     path: Path, turned: Callable[[ImageHeader], ImageHeader] = lambda header: header, wants_pixels: bool = False
-) -> Look:
-    """Header and soundness of an image file, all of whose pixels are decoded, JPEG at an eighth of the size if nobody
-    wants them; `turned` says how they are read. Raises SceneError if there is no header."""
+) -> tuple[ImageHeader | None, str, np.ndarray | None]:
+    """Header of an image file, None if it has none; the problem with it, '' if there is none; and, where they are
+    wanted, its pixels, [H, W, 3 or 4] uint8. All are decoded, JPEG at an eighth of the size if nobody wants them;
+    `turned` says how they are read."""
     header = pixels = None
     try:
         with _opened(path) as image:
@@ -93,18 +88,8 @@ def look_into(
                 image.draft(image.mode, (image.width // 8, image.height // 8))
                 _decode(image, path)
     except SceneError as error:
-        if header is None:
-            raise
-        return Look(header, str(error))
-    return Look(header, "", pixels)
-
-
-def problem_with(path: Path) -> str:
-    """What is wrong with an image, '' if nothing."""
-    try:
-        return look_into(path).problem
-    except SceneError as error:
-        return str(error)
+        return header, str(error), None
+    return header, "", pixels
 
 
 def blend(pixels: Tensor, background: Tensor) -> Tensor:
@@ -152,7 +137,8 @@ def _header(image: Image.Image) -> ImageHeader:
     turn = _orientation(image) if image.format != "PNG" or "exif" in image.info else 1
     if turn in SWAPPING:
         width, height = height, width
-    return ImageHeader(width, height, image.has_transparency_data, decoding_bytes, turn)
+    bits = 16 if image.mode.startswith("I") else 8
+    return ImageHeader(width, height, image.has_transparency_data, decoding_bytes, turn, bits)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -180,7 +166,11 @@ def _fill(out: np.ndarray, image: Image.Image, header: ImageHeader, path: Path) 
         was = _by(stored.width, stored.height)
         raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {was} a moment ago")
     _decode(image, path)
-    image = _eight_bits(image)
+    if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
+        raise SceneError(
+            f"image {shown(path)} is transparent in places, where others are opaque; save all of them without alpha"
+        )
+    image = _eight_bits(image, header.bits)
     if header.turn != 1:
         image = image.transpose(TRANSPOSES[header.turn])
     if image.size != (width, height):
@@ -200,7 +190,14 @@ def _check_kind(image: Image.Image, path: Path) -> None:
         raise SceneError(f"image {shown(path)} is animated; save the frame that is meant as a file of its own")
 
 
-def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
+class MaskKind(NamedTuple):
+    """How the masks of a capture are read: all alike, for one of them does not say it, which may be all black."""
+
+    in_alpha: bool = False  # they are the alpha of their files
+    below: int = 127  # white are the levels above this one
+
+
+def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -> np.ndarray:
     """Where a mask is white, bool [H, W], of `size` (width, height).
 
     It is resized, to the nearest pixel, where it has another size. Raises SceneError if it has another shape.
@@ -211,19 +208,36 @@ def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
         if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
             raise SceneError(f"mask {shown(path)} is {_by(*image.size)}, of another shape than its image, {_by(*size)}")
         image.load()
-        gray = _eight_bits(image).convert("L")
-        if gray.size != size:
-            gray = gray.resize(size, Image.Resampling.NEAREST)
-        return np.asarray(gray) > 127
+        kind = kind or MaskKind()
+        levels = _levels(image, kind.in_alpha)
+        if image.size != size:
+            levels = levels.resize(size, Image.Resampling.NEAREST)
+        return np.asarray(levels) > kind.below
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """`image` itself, or of 16-bit gray its values / 257; Pillow would cut them off at 255."""
+def stored_levels(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Levels [H, W] of an image file as it stores them, of the brightest color; and its alpha, if it has one."""
+    with _opened(path) as image:
+        image.load()
+        alpha = np.asarray(_levels(image, True)) if image.has_transparency_data else None
+        return np.asarray(_levels(image, False)), alpha
+
+
+def _levels(image: Image.Image, of_alpha: bool) -> Image.Image:
+    if of_alpha:
+        return image.convert("RGBA").getchannel("A")
+    if image.mode.startswith("I") or image.mode == "L":
+        return image
+    return image.convert("RGB").convert("HSV").getchannel("V")
+
+
+def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
+    """`image` itself, or of gray with `bits` its levels in eight; Pillow would cut them off at 255."""
     if not image.mode.startswith("I"):
         return image
     levels = np.empty((image.height, image.width), dtype=np.uint8)
     for rows, band in _bands(image):
-        levels[rows] = np.rint(np.asarray(band) / 257)
+        levels[rows] = np.rint(np.asarray(band) / ((2**bits - 1) / 255))
     return Image.fromarray(levels)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -20,10 +20,13 @@ import torch
 from nerfkit.data.cameras.plausible import doubts_of_lenses
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.batch import ImagePool
+from nerfkit.data.images.pixels import BACKGROUNDS, blend
 from nerfkit.data.scene_transform.frame import Frame, corner_text, vector_text
 from nerfkit.data.scene_transform.rig import Rig, evenly, half_tangents, measure, seen_by
 from nerfkit.ops.march import box_span
 from nerfkit.reading import shown
+
+Silhouettes = Mapping[str, np.ndarray]  # where images are opaque, by their names, [S, S] bool
 
 STRAY = 100.0  # times as far from the median position as 90 % of the cameras are
 COARSEST = 1e-4  # of the cameras' spread: a tenth of a pixel in an image of 1000
@@ -40,7 +43,9 @@ PLAIN = 2.0  # of 255: standard deviation of a picture that shows nothing
 MOST = 0.9  # share of the pictures that have to be plain, or copies
 SAMPLED_PIXELS = 1024  # of a picture
 MAX_PICTURES = 512  # that are looked at
-MASKED = 0.6  # share of pixels that masks ignore, above which an object was to be cut out, or they are the wrong way
+DARK = 64  # of 255: no picture of a set is brighter
+MASKED = 0.6  # share of pixels that masks ignore, above which they may be the wrong way
+AROUND = 0.8  # share of the pixels at the edges that masks of an object ignore; and of those in the middle, leave
 
 
 def doubts_of_solve(capture: Capture) -> list[str]:
@@ -174,18 +179,22 @@ def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarra
     return [f"{name} {corner_text(box)}: {', '.join(parts)}; {advice}"]
 
 
-def share_of_rays(images: Sequence[PosedImage], box: np.ndarray) -> float:
-    """Share of the rays of `images`, in the files' frame, that meet the `box` [2, 3]."""
+def share_of_rays(images: Sequence[PosedImage], box: np.ndarray, silhouettes: Silhouettes | None = None) -> float:
+    """Share of the rays of `images`, or of those in their `silhouettes`, that meet the `box` [2, 3], in the frame of
+    the poses."""
     chosen = [images[k] for k in evenly(len(images), RAY_VIEWS)]
-    steps = (torch.arange(SIDE, dtype=torch.float64) + 0.5) / SIDE
+    shown_at = {image.name: np.ones((SIDE, SIDE), bool) for image in chosen} if silhouettes is None else silhouettes
     local = {}  # unit directions [R, 3] of each lens, in OpenGL axes
     for lens in {image.lens for image in chosen}:
-        directions, _ = lens.unproject(torch.cartesian_prod(steps * lens.width, steps * lens.height))
-        local[lens] = directions[directions.isfinite().all(1)].numpy() * [1.0, -1, -1]
+        side = len(shown_at[chosen[0].name])
+        steps = (torch.arange(side, dtype=torch.float64) + 0.5) / side
+        directions, _ = lens.unproject(torch.cartesian_prod(steps * lens.height, steps * lens.width).flip(-1))
+        local[lens] = directions.numpy() * [1.0, -1, -1]
     met = []
     for image in chosen:
         rotation, position = np.split(image.camera_to_world, [3], axis=1)
-        directions = torch.from_numpy(local[image.lens] @ rotation.T)
+        directions = torch.from_numpy(local[image.lens] @ rotation.T)[shown_at[image.name].ravel()]
+        directions = directions[directions.isfinite().all(1)]
         origins = torch.from_numpy(position.T).expand_as(directions)
         enter, leave = box_span(origins, directions, torch.from_numpy(box), 0.0, math.inf)
         met.append((enter < leave).numpy())
@@ -197,21 +206,30 @@ def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
     return float(((points >= box[0]) & (points <= box[1])).all(1).mean()) if len(points) else None
 
 
-def doubts_of_pictures(pictures: Sequence[np.ndarray]) -> list[str]:
-    """Of pixels of pictures, [P, C] uint8 each: `sampled_pixels` of them are enough."""
+def doubts_of_pictures(pictures: Sequence[np.ndarray], background: str = "white") -> list[str]:
+    """Of pixels of pictures, [P, 3 or 4] uint8 each, as they are trained over their `background`: `sampled_pixels` of
+    them are enough."""
+    behind = torch.full((3,), BACKGROUNDS.get(background, 1.0))
+    pictures = [255 * blend(torch.from_numpy(picture), behind).numpy() for picture in pictures]
     plain = [picture for picture in pictures if picture.size and picture.std(axis=0).max() < PLAIN]
     if plain and len(plain) >= MOST * len(pictures):
         color = np.median([np.median(picture, axis=0) for picture in plain], axis=0)
         return [
             f"{len(plain)} of {len(pictures)} pictures that were looked at show one color alone, about "
             f"{tuple(int(value) for value in color)} of 255: nothing says where anything is; give pictures with "
-            "texture, and check that the files are the right ones"
+            "texture, and check that the files are the right ones, and their alpha"
         ]
     copies = sum(np.array_equal(a, b) for a, b in pairwise(pictures))
     if copies and copies >= MOST * (len(pictures) - 1):
         return [
             f"{copies + 1} of {len(pictures)} pictures that were compared are copies of one: with other poses they "
             "contradict each other; are they frames of a video that stands still?"
+        ]
+    brightest = max((picture.max() for picture in pictures if picture.size), default=255)
+    if brightest < DARK:
+        return [
+            f"no pixel of the {len(pictures)} pictures that were looked at is brighter than {brightest:.0f} of 255; "
+            "are 10, 12 or 14 bits stored in 16? Save them in 8 bits"
         ]
     return []
 
@@ -223,18 +241,27 @@ def sampled_pixels(pixels: np.ndarray) -> np.ndarray:
     return pixels[np.random.default_rng(0).integers(len(pixels), size=SAMPLED_PIXELS)]  # equal steps may be one column
 
 
-def doubts_of_images(images: ImagePool, white_ignores: bool = False) -> list[str]:
+def doubts_of_images(images: ImagePool, white_ignores: bool = False, background: str = "white") -> list[str]:
     """Of loaded images; `white_ignores`: white pixels of their masks do not count, instead of black ones."""
     chosen = evenly(len(images), MAX_PICTURES)
     pictures = [sampled_pixels(images.pixels[images.rows(int(view))].numpy()) for view in chosen]
-    masks = [] if images.ignored is None else [images.mask(view) for view in range(len(images))]
-    shares = [share for mask in masks if (share := mask.sum().item() / mask.numel())]
-    return doubts_of_pictures(pictures) + doubts_of_masks(shares, white_ignores)
+    masks = [] if images.ignored is None else [images.mask(view).numpy() for view in range(len(images))]
+    shares = [share for mask in masks if (share := mask.sum() / mask.size)]
+    n_around = sum(map(leaves_the_middle, masks))
+    return doubts_of_pictures(pictures, background) + doubts_of_masks(shares, n_around, white_ignores)
 
 
-def doubts_of_masks(shares: Sequence[float], white_ignores: bool) -> list[str]:
-    """Of masks, of which each ignores a share of its image's pixels, 0 to 1."""
-    if not shares or mean(shares) <= MASKED:
+def leaves_the_middle(mask: np.ndarray) -> bool:
+    """Whether a mask [H, W], true where it ignores pixels, is around an object: it takes the edges, not the middle."""
+    height, width = mask.shape
+    middle = mask[2 * height // 5 : 3 * height // 5 + 1, 2 * width // 5 : 3 * width // 5 + 1]
+    edges = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
+    return bool(edges.mean() > AROUND and middle.mean() < 1 - AROUND)
+
+
+def doubts_of_masks(shares: Sequence[float], n_around: int, white_ignores: bool) -> list[str]:
+    """Of masks, of which each ignores a share of its image's pixels, 0 to 1, and `n_around` leave the middle."""
+    if not shares or mean(shares) <= MASKED or n_around >= AROUND * len(shares):
         return []
     color, opposite = ("white", "black") if white_ignores else ("black", "white")
     return [

@@ -3,7 +3,7 @@
 
 The scene is one of four kinds; the first whose test holds:
 
-    object         the images have alpha, or are cut out: nothing matters outside of the box
+    object         the images have alpha that shows something, or are cut out: nothing matters outside of the box
     forward        the cameras look the same way, at something far compared to how far they moved
     inward         most cameras have a common point in front of them, at similar distances
     walk-through   anything else

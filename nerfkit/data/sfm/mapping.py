@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nerfkit.data.images.pixels import problem_with
+from nerfkit.data.images.pixels import look_into
 from nerfkit.data.sfm.photographs import Photograph, Report, choose_pairs, save_upright
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
@@ -51,7 +51,7 @@ def _readable(folder: Path, found: list[Photograph], images: Path) -> dict[str, 
         suffix = Path(photo.name).suffix.lower()
         name = f"{number:06}{'.png' if suffix == '.webp' else suffix}"
         names[name] = photo
-        if problem := problem_with(folder / photo.name):
+        if problem := look_into(folder / photo.name)[1]:
             raise SceneError(problem)
         if photo.is_turned or suffix == ".webp":  # pycolmap does not heed EXIF's orientation, nor read WebP
             save_upright(folder / photo.name, images / name)

@@ -22,6 +22,7 @@ Report = Callable[[str], None]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 OTHERS = (".heic", ".heif", ".tif", ".tiff", ".bmp", ".gif", ".avif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".exr")
 NOT_PHOTOGRAPHS = re.compile(r"masks?|depths?|normals?|sparse|dense|images_[0-9]+")  # sub-folders
+MAPS = re.compile(r"(.*[._-])?(masks?|depths?|normals?|confidence)([._-].*)?", re.I)  # stems of files beside them
 EXHAUSTIVE = 120  # photographs: up to here every pair is matched
 OVERLAP = 10  # neighbours of each photograph of a sequence, and as many powers of two
 STEP = 30  # between the numbers of neighbours in a sequence, at most
@@ -37,6 +38,7 @@ class Photograph:
     bytes: int
     lens: tuple  # what photographs of one lens have in common: width and height, upright, and what EXIF says of it
     is_turned: bool  # the stored pixels are not upright
+    is_map: bool  # of depth, by 16 bits of gray, or by its name of that or something else
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -71,9 +73,14 @@ def find_photographs(folder: Path, report: Report) -> list[Photograph]:
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
         report(f"note: files that are not read as photographs (convert them to JPEG or PNG): {kinds}")
-    if len(names) < 3:
-        raise SceneError(f"{shown(folder)} holds {len(names)} photographs, but camera poses need at least 3")
-    return [read_header(folder, name) for name in sorted(names, key=natural_key)]
+    found = [read_header(folder, name) for name in sorted(names, key=natural_key)]
+    maps = [photo.name for photo in found if photo.is_map]
+    if 0 < len(maps) < len(found):
+        found = [photo for photo in found if not photo.is_map]
+        report(f"note: {len(maps)} masks or maps of depth are not used as photographs (the first: {shown(maps[0])})")
+    if len(found) < 3:
+        raise SceneError(f"{shown(folder)} holds {len(found)} photographs, but camera poses need at least 3")
+    return found
 
 
 def choose_pairs(names: list[str], is_video: bool) -> list[tuple[int, int]]:
@@ -117,7 +124,8 @@ def read_header(folder: Path, name: str) -> Photograph:
                 lens += [str(value) for value in values if value]
     except Exception:  # Pillow raises nearly anything for a broken EXIF; without one the size alone tells lenses apart
         pass
-    return Photograph(name, file.stat().st_size, tuple(lens), header.turn != 1)
+    is_map = header.bits == 16 or MAPS.fullmatch(file.stem) is not None
+    return Photograph(name, file.stat().st_size, tuple(lens), header.turn != 1, is_map)
 
 
 def _refuse(error: OSError) -> None:

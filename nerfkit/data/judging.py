@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pixels say that headers do not: whether alpha is one, of how many bits levels are, what is white in masks.
+
+A few files are looked at, evenly spaced, for each takes as long as to load it; all where these few leave it open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nerfkit.data.capture import Capture, Note, PosedImage, as_warnings, notes_of
+from nerfkit.data.images.pixels import OPAQUE, ImageHeader, MaskKind, read_image, read_mask, stored_levels
+from nerfkit.data.scene_transform.rig import evenly
+from nerfkit.errors import SceneError
+
+SAMPLED, THREADS = 16, 4
+SIDE = 96  # cells of a silhouette, both ways
+BITS = (8, 10, 12, 14, 16)
+FEW_LEVELS = 127  # a largest level up to which masks hold labels, or 0 and 1
+EDGES, DIM = 100, 16  # half-transparent pixels that say whether colors are multiplied by alpha, brighter than that
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The images and masks of a capture, as their pixels have them."""
+
+    headers: dict[str, ImageHeader]  # by the images' names
+    masks: MaskKind
+    silhouettes: dict[str, np.ndarray]  # of some training images: where they are opaque, [SIDE, SIDE] bool
+    is_object: bool  # images have alpha, or are cut out
+    notes: tuple[Note, ...]
+
+
+def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str], cutout: bool) -> Judged:
+    """Look at some files of the images of a capture that have `headers`; at the alpha of those called `training` alone,
+    to which their masks belong if they are cut out. Raises SceneError if it leaves nothing."""
+
+    def look(image: PosedImage) -> tuple[np.ndarray, tuple[int, ...]]:
+        """Silhouette; least and largest alpha, half-transparent pixels, and those too bright to be multiplied by it."""
+        header = headers[image.name]
+        pixels = np.empty((header.height, header.width, 4), dtype=np.uint8)
+        read_image(image.found, header, pixels)
+        alpha, brightest = pixels[..., 3], pixels[..., :3].max(-1)
+        if cutout and image.mask:
+            alpha = alpha * (read_mask(image.mask, (header.width, header.height), kind) != capture.white_ignores)
+        rows, columns = (np.arange(SIDE) * side // SIDE for side in alpha.shape)
+        cells = np.maximum.reduceat(np.maximum.reduceat(alpha, rows, axis=0), columns, axis=1)
+        edges = (alpha > DIM) & (alpha < 255 - DIM) & (brightest > DIM)
+        return cells > 127, (alpha.min(), alpha.max(), edges.sum(), (brightest[edges] > alpha[edges] + 2.0).sum())
+
+    images = [image for image in capture.images if image.name in headers]
+    kind, notes = _kind_of([image.mask for image in images if image.mask])
+    largest, _, has_more = _largest([i.found for i in images if headers[i.name].bits == BITS[-1]], 2 ** BITS[-2])
+    if has_more and (bits := _bits(largest)) < BITS[-1]:
+        headers = {name: header._replace(bits=min(header.bits, bits)) for name, header in headers.items()}
+        notes.append(f"gray images hold {bits} bits in 16: their largest level is {largest}")
+    is_object = cutout or any(header.has_alpha for header in headers.values())
+    names = set(training)
+    chosen = [i for i in images if i.name in names and (headers[i.name].has_alpha or (cutout and i.mask))]
+    if found := _looks(chosen, look):
+        lowest, highest, edges, brighter = np.array([counts for _, (_, counts) in found]).T
+        if lowest.min() >= OPAQUE:
+            headers = {name: header._replace(has_alpha=False) for name, header in headers.items()}
+            is_object = cutout
+            notes.append(f"alpha is left out: {len(found)} of {len(chosen)} images with it were looked at, all opaque")
+        elif highest.max() <= 255 - OPAQUE:
+            raise SceneError(
+                f"data.path: alpha is {highest.max()} of 255 at most in the {len(found)} images that were looked at, "
+                f"which shows nothing of them; {'correct their masks' if cutout else 'save them without alpha, as RGB'}"
+            )
+        elif edges.sum() >= EDGES and not brighter.any():
+            text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"
+            notes += as_warnings([text])
+    silhouettes = {image.name: silhouette for image, (silhouette, _) in found} if is_object else {}
+    return Judged(headers, kind, silhouettes, is_object, notes_of(*notes))
+
+
+def _largest(files: Sequence[Path], enough: int) -> tuple[int, int, int]:
+    """Of some files: the largest level, the largest alpha where it varies, and whether levels are more than 8 bits that
+    were made 16. All are looked at where none is above `enough`."""
+
+    def look(file: Path) -> tuple[int, int, int]:
+        levels, alpha = stored_levels(file)
+        varies = alpha is not None and alpha.min() < alpha.max()
+        return int(levels.max()), int(alpha.max()) if varies else 0, int((levels % np.uint16(257)).any())
+
+    found = [one for _, one in _looks(files, look, lambda found: np.max(found) > enough)]
+    return tuple(map(int, np.max(found, axis=0))) if found else (0, 0, 0)
+
+
+def _kind_of(masks: Sequence[Path]) -> tuple[MaskKind, list[str]]:
+    """How masks are read, and notes where that is not by what is brighter than the middle of 8 bits."""
+    largest, of_alpha, _ = _largest(masks, FEW_LEVELS)
+    notes, largest = ["masks are the alpha of their files"] * bool(of_alpha), of_alpha or largest
+    if 0 < largest <= FEW_LEVELS:
+        return MaskKind(bool(of_alpha), 0), [*notes, f"masks hold levels up to {largest} alone: all but 0 is white"]
+    return MaskKind(bool(of_alpha), 2 ** (_bits(largest) - 1) - 1), notes
+
+
+def _bits(largest: int) -> int:
+    return next(bits for bits in BITS if largest < 2**bits)
+
+
+def _looks(things: Sequence[Any], look: Callable, is_clear: Callable[[list], Any] = bool) -> list[tuple[Any, Any]]:
+    """Some of `things` with what `look` returns of each, all of them where that of some is not clear; a file that
+    cannot be read is left to whoever reads all."""
+
+    def try_to(thing: Any) -> tuple[Any, Any] | None:
+        with suppress(SceneError):
+            return thing, look(thing)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(filter(None, pool.map(try_to, [things[k] for k in evenly(len(things), SAMPLED)])))
+        if len(things) <= SAMPLED or (found and is_clear([one for _, one in found])):
+            return found
+        return list(filter(None, pool.map(try_to, things)))
