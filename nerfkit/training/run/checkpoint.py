@@ -14,7 +14,7 @@ import stat
 import warnings
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -29,9 +29,7 @@ from nerfkit.training.run.files import CONFIG, NEWEST, PREVIOUS
 from nerfkit.training.run.files import has_checkpoint as exists
 from nerfkit.version import versions
 
-if TYPE_CHECKING:
-    from nerfkit.training.trainer import Trainer
-
+Trainer = Any  # a `nerfkit.Trainer`, whose file imports this one
 FORMAT_VERSION = 3
 BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError)  # of a truncated or foreign file
 
