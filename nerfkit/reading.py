@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import shlex
 import stat
+import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -97,23 +99,47 @@ def typed(*words: object) -> str:
     return " ".join(shlex.quote(str(word)) for word in words)
 
 
-def in_any_case(file: Path) -> Path | None:
-    """`file`, or the one file beside it whose name differs in case alone; none without one, or with several."""
+def nearest(file: Path, folders: Iterable[Path] = ()) -> Path | None:
+    """`file`, or the one that is meant by it: beside it, or the longest end of its path that is in one of the `folders`.
+
+    Names may differ in case and Unicode form; none is taken where several do. Paths of Windows are paths.
+    """
     if os.path.exists(file):  # which raises nothing, however long the name
         return file
-    try:
-        alike = _names_by_case(file.parent, os.stat(file.parent).st_mtime_ns).get(file.name.casefold(), [])
-    except (OSError, ValueError):
-        return None
-    return file.parent / alike[0] if len(alike) == 1 and os.path.isfile(file.parent / alike[0]) else None
+    *_, parts = re.split(r"(?:^|.*[\\/])\.\.[\\/]", str(file))  # those after the last ..
+    parts = re.split(r"[\\/]+", parts)
+    ends = ("/".join(parts[start:]) for start in range(len(parts)))
+    found = (alike(folder, end) for end in ends for folder in folders)
+    return alike(file.parent, file.name) or next(filter(None, found), None)
+
+
+def alike(folder: Path, name: str) -> Path | None:
+    """The file `name` below a folder, or the one there of that name in another case or Unicode form."""
+    place = folder
+    for part in filter(None, name.split("/")):
+        if not os.path.exists(place / part):
+            try:
+                names = _names_by_form(place, os.stat(place).st_mtime_ns).get(_form(part), [])
+            except (OSError, ValueError):
+                return None
+            if len(names) != 1:
+                return None
+            part = names[0]
+        place /= part
+    return place if os.path.isfile(place) else None
+
+
+def _form(name: str) -> str:
+    """What names have in common that differ in case and Unicode form alone."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 @lru_cache(maxsize=64)
-def _names_by_case(folder: Path, changed: int) -> dict[str, list[str]]:
-    """Names in a folder that was `changed` then, by what they are without their case."""
+def _names_by_form(folder: Path, changed: int) -> dict[str, list[str]]:
+    """Names in a folder that was `changed` then, by their common form."""
     names: dict[str, list[str]] = {}
     for name in os.listdir(folder):
-        names.setdefault(name.casefold(), []).append(name)
+        names.setdefault(_form(name), []).append(name)
     return names
 
 

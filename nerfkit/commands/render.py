@@ -111,13 +111,14 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     if options.path == "auto":
         options.path = "orbit" if views_surround(run) else "interpolate"
     path, is_file = options.path, options.path.endswith(".json")
-    if options.frames and (is_file or path in splits):
+    with_cameras = [*splits, *run.scene.paths]
+    if options.frames and (is_file or path in with_cameras):
         raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --path")
     box = torch.tensor(run.config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(run.scene.up)
     if is_file:
         cameras = moved(read_path(Path(path), like.size(0), size), run.frame, to_model=True)
-    elif path in splits:
+    elif path in with_cameras:
         cameras = run.cameras(path)
     elif path == "orbit":
         elevation = paths.ELEVATION
@@ -131,7 +132,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         through = run.cameras("test" if "test" in splits else "train")
         cameras = paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
     else:
-        known = ["auto", "orbit", "spiral", "interpolate", *splits]
+        known = ["auto", "orbit", "spiral", "interpolate", *with_cameras]
         near = difflib.get_close_matches(path, known, n=1)
         hint = f"did you mean {near[0]}? There are" if near else "use"
         raise UserError(f"--path {path!r} is unknown; {hint} {', '.join(known)}, or a FILE.json")

@@ -75,6 +75,7 @@ class Capture:
     points: Points | None = None
     up: tuple[float, float, float] | None = None  # world axis that points up, if the files say so
     splits: dict[str, list[str]] = field(default_factory=dict)  # names by split, where the files say so
+    paths: dict[str, list[PosedImage]] = field(default_factory=dict)  # splits without any image; see `resolve_files`
     white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
     notes: tuple[Note, ...] = ()  # what a user should know: which of several models was read, ...
     is_solved: bool = False  # poses of plain photographs, which were found for them

@@ -85,11 +85,11 @@ def load_capture(
             f"{' or '.join(found)}: leave out --data.format, or choose {' or '.join(found)}"
         )
     if formats := found if format == "auto" else [format]:
-        return resolve_files(readers.read(folder, formats, seeks_points))
+        return resolve_files(readers.read(folder, formats, seeks_points), folder)
     _check_photographs(folder)
     report(f"{shown(folder)} has no camera poses; they are looked for")
     solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
-    return replace(resolve_files(readers.read(solved, ["colmap"])), is_solved=True)
+    return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
 
 
 def format_elsewhere(path: str, format: str) -> str:

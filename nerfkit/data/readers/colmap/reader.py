@@ -31,7 +31,7 @@ from nerfkit.data.readers.colmap.records import (
 )
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
-from nerfkit.reading import in_any_case, shown
+from nerfkit.reading import alike, shown
 
 FORMS = {".bin": BinaryRecords, ".txt": TextRecords}
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")
@@ -128,7 +128,7 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     probes = names[:: -(-len(names) // PROBES)]
 
     def n_there(place: Path) -> int:
-        return sum(in_any_case(place / name) is not None for name in probes)
+        return sum(alike(place, name) is not None for name in probes)
 
     usual = [folder / name for name in IMAGE_FOLDERS if is_folder(folder / name)]
     found = next((place for place in usual if 2 * n_there(place) >= len(probes)), None)
@@ -143,7 +143,7 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     notes = [f"images are taken from {_short(found, folder)}"] if found.name != IMAGE_FOLDERS[0] else []
     known = {os.path.normpath(name) for name in names}
     tops = {_top(name) for name in known}
-    known |= {os.path.relpath(in_any_case(found / name) or found / name, found) for name in known}
+    known |= {os.path.relpath(alike(found, name) or found / name, found) for name in known}
     files = [file for file in list_images(found) if found != folder or _top(file) in tops]  # or only beside the images
     if without := [file for file in files if file not in known]:
         notes.append(f"{len(without)} of {len(files)} images in {shown(found.name)} have no pose ({first_of(without)})")

@@ -44,11 +44,12 @@ def doubts_of_axes(
     across = np.eye(3) - rig.directions.T @ rig.directions / len(rig.directions)
     meet = rig.focus is not None and rig.miss < NEAR_FOCUS and np.linalg.eigvalsh(across)[0] >= SPREAD
     looks_away = meet and rig.in_front < 1 - IN_FRONT
-    is_upside_down = up is not None and (poses[:, :, 1] @ np.array(up)).mean() < -0.5 * np.linalg.norm(up)
+    upright = 0.0 if up is None else (poses[:, :, 1] @ np.array(up)).mean() / np.linalg.norm(up)
+    is_upside_down = upright < -0.5
     away = "the cameras look away from the point where their axes meet"
     if looks_away and is_upside_down:
         raise SceneError(f"{where}: {opencv}: {away}, and stand upside down; {ADVICE}, or else give the world's 'up'")
-    if looks_away:
+    if looks_away and upright < 0.5:
         return [Note("warning", f"{opencv}, or the capture looks outwards: {away}; {ADVICE}")]
     if is_upside_down and not meet:
         return [Note("warning", f"{opencv}: the cameras stand upside down; {ADVICE}")]
@@ -64,12 +65,19 @@ def _meets_better(rig: Rig) -> str | None:
         there = measure(others)
         if there.focus is None or there.in_front < IN_FRONT or there.miss > NEAR_AXES:
             continue
+        if 2 * _spread(others) < _spread(rig.poses):  # matrices of cameras that look outwards from a ring
+            continue
         if rig.focus is None or rig.in_front < 0.5 or rig.miss > BETTER * there.miss:
             return (
                 f"{words}: read so, the cameras' axes miss their common point by {there.miss:.2f} of its distance and "
                 f"{there.in_front:.0%} have it in front, as they stand by {rig.miss:.2f} and {rig.in_front:.0%}"
             )
     return None
+
+
+def _spread(poses: np.ndarray) -> float:
+    """How far cameras are apart."""
+    return float(poses[:, :, 3].std(axis=0).max())
 
 
 def _points_seen(images: list[PosedImage], points: np.ndarray) -> tuple[int, int]:

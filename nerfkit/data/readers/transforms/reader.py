@@ -12,8 +12,9 @@ import math
 import os
 import posixpath
 import reprlib
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from nerfkit.data.readers.transforms.cameras_json import (
     NERFSTUDIO,
     SIZE,
     SPLITS,
+    beaten_angles,
     frames_of,
     is_number,
     is_set,
@@ -38,7 +40,7 @@ from nerfkit.data.readers.transforms.cameras_json import (
 )
 from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
 from nerfkit.errors import SceneError
-from nerfkit.reading import in_any_case, shown
+from nerfkit.reading import nearest, shown
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
@@ -148,28 +150,36 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
 
 def _frames(content: dict[str, Any], file: Path) -> list[_Frame]:
     """The frames of a file with the names and paths of their images."""
-    frames, text = [], shown(file)
+    frames, missing, text = [], set(), shown(file)
     for index, own in enumerate(content["frames"]):
         where = f"{text}: frame {index}"
         if "file_path" not in own:
             raise SceneError(f"{where}: key 'file_path' is missing")
-        path = _image_file(file.parent, own["file_path"], where)
-        frames.append(_Frame(own, content, file, where, own["file_path"].replace("\\", "/"), path))
-    return frames
+        path = _path_of(file.parent, own["file_path"], "file_path", where)
+        there = next(filter(os.path.exists, _candidates(path)), None)
+        if there is not None and os.path.isdir(there):
+            raise SceneError(f"{where}: 'file_path' {shown(own['file_path'])} is a folder; name an image in it")
+        frames.append(_Frame(own, content, file, where, own["file_path"].replace("\\", "/"), there or path))
+        if there is None:
+            missing.add(path)
+    places = folders.places_of(file.parent)
+
+    def find(path: Path) -> Path | None:
+        return next(filter(None, (nearest(candidate, places) for candidate in _candidates(path))), None)
+
+    near = folders.nearest_of(missing, {frame.path for frame in frames}, find)
+    return [replace(frame, path=near.get(frame.path, frame.path)) for frame in frames]
 
 
-def _image_file(folder: Path, name: Any, where: str) -> Path:
-    """The file of an image: as it is named, or with the first known extension that exists, or where it should be."""
-    path = str(_path_of(folder, name, "file_path", where))
-    stem, extension = os.path.splitext(path)
-    if extension.lower() in EXTENSIONS:
-        candidates = [path, *(stem + known for known in EXTENSIONS)]
-    else:
-        candidates = [*(path + known for known in EXTENSIONS), path]
-    there = next(filter(os.path.exists, candidates), None)
-    if there is not None and os.path.isdir(there):
-        raise SceneError(f"{where}: 'file_path' {shown(name)} is a folder; name an image in it")
-    return Path(there or next(filter(None, map(in_any_case, map(Path, candidates))), path))
+def _candidates(path: Path) -> list[Path]:
+    """Files that a frame may mean: as it is named, or with another extension, or with one more or less."""
+    text = str(path)
+    stem, extension = os.path.splitext(text)
+    longer = [text + known for known in EXTENSIONS]
+    if extension.lower() not in EXTENSIONS:
+        return [*map(Path, longer), path]
+    shorter = [stem] if stem.lower().endswith(EXTENSIONS) else []
+    return [path, *map(Path, [*(stem + known for known in EXTENSIONS), *longer, *shorter])]
 
 
 def _check_distinct(frames: list[_Frame]) -> None:
@@ -189,7 +199,7 @@ def _images(
     frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
 ) -> list[PosedImage]:
     """The images of the frames, whose lenses are one object where they are equal."""
-    images, lenses, beaten = [], {}, 0
+    images, lenses, beaten, angles = [], {}, 0, Counter()
     all_values = [values_of_frame(frame.content, frame.own, frame.where) for frame in frames]
     headers = _headers(frame.path for frame, values in zip(frames, all_values, strict=True) if not values.keys() & SIZE)
     other = next(iter(headers.values()), None)
@@ -198,10 +208,14 @@ def _images(
             if is_set(values.get(key)):
                 raise SceneError(f"{frame.where}: '{key}' is not supported; {advice}")
         header = headers.get(frame.path)
-        lens = lens_of(values, frame.where, *_size_of(frame, values, header or other), is_nerfstudio)
+        size = _size_of(frame, values, header or other)
+        lens = lens_of(values, frame.where, *size, is_nerfstudio)
+        angles.update(filter(None, [", ".join(beaten_angles(values, frame.where, *size))]))
         pose = pose_of(frame.own.get("transform_matrix"), frame.where)
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
         images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
+    for keys, count in angles.items():
+        notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
     if beaten:
         notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
     notes.append(f"lenses: {', '.join(sorted({lens.model for lens in lenses}))}")
@@ -294,6 +308,7 @@ def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) 
     if os.path.exists(frame.path):
         image_header(frame.path)  # raises what is wrong with it
     missing = f"image {shown(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
+    missing += folders.beside(frame.path)
     raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
 
 
@@ -358,7 +373,8 @@ def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) ->
             continue
         if SPLIT_FILES[before.file.name] == "train":
             raise SceneError(f"{before.where} and {frame.where} are both of {shown(frame.name)}; leave out one")
-        if (before.content | {"frames": before.own}) != (frame.content | {"frames": frame.own}):
+        one, other = (values_of_frame(of.content, of.own, of.where) for of in (before, frame))
+        if one != other:
             raise SceneError(f"{before.where} and {frame.where} differ, but are both of {shown(frame.name)}")
     if shared := len(listed) - len(merged):
         notes.append(f"val and test share {shared} images")
