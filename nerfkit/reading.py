@@ -100,7 +100,7 @@ def typed(*words: object) -> str:
 
 
 def nearest(file: Path, folders: Iterable[Path] = ()) -> Path | None:
-    """`file`, or the one that is meant by it: beside it, or the longest end of its path that is in one of the `folders`.
+    """`file`, or the one that it means: beside it, or the longest end of its path that is in one of the `folders`.
 
     Names may differ in case and Unicode form; none is taken where several do. Paths of Windows are paths.
     """

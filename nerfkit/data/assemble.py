@@ -67,7 +67,9 @@ def _without_paths(capture: Capture) -> Capture:
     splits = {split: names for split, names in capture.splits.items() if split not in bare}
     listed = {name for names in splits.values() for name in names}
     by_name = {image.name: image for image in capture.images}
-    paths = {split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare) if capture.splits[split]}
+    paths = {
+        split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare) if capture.splits[split]
+    }
     notes = [
         f"the {len(images)} cameras of {split} have no images: they are a camera path, not scored (nerfkit render RUN "
         f"--path {split})"

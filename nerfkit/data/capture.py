@@ -86,6 +86,17 @@ class Capture:
         return "auto" if self.is_solved else self.format
 
 
+def rotations_of(quaternions: np.ndarray) -> np.ndarray:
+    """Rotations [N, 3, 3] of quaternions w x y z [N, 4] of any length."""
+    w, x, y, z = (quaternions / np.linalg.norm(quaternions, axis=1)[:, None]).T
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+    ]
+    return np.moveaxis(np.array(rows), -1, 0).copy()
+
+
 def check_rotation(rotation: np.ndarray, where: str) -> None:
     """Raise SceneError naming `where` if a matrix [3, 3] is no rotation."""
     determinant = float(np.linalg.det(rotation))

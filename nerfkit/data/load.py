@@ -15,6 +15,8 @@ from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data import readers
 from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
+from nerfkit.data.readers import foreign
+from nerfkit.data.readers.folders import is_folder
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.sfm import VIDEOS, solve
@@ -88,6 +90,8 @@ def load_capture(
         return resolve_files(readers.read(folder, formats, seeks_points), folder)
     _check_photographs(folder)
     report(f"{shown(folder)} has no camera poses; they are looked for")
+    if is_folder(folder) and (names := foreign.others_with_poses(folder)):
+        report(f"note: {shown(', '.join(names))} may hold poses, but of no format that is read")
     solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
     return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
 
@@ -110,6 +114,7 @@ def _check_photographs(folder: Path) -> None:
     that is of a scene with poses."""
     if folder.is_file():  # a video
         return
+    foreign.check_no_poses(folder)
     place = image_folder(folder)
     try:
         entries = list(place.iterdir())

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, Points, PosedImage, notes_of
+from nerfkit.data.capture import Capture, Points, PosedImage, notes_of, rotations_of
 from nerfkit.data.readers.colmap.records import (
     COORDINATE_LIMIT,
     BinaryRecords,
@@ -221,14 +221,7 @@ def _camera_to_world(images: list[ImageRecord]) -> np.ndarray:
             f"{image.place}: image '{shown(image.name)}' has no usable pose (quaternion {image.pose[:4]}, translation "
             f"{image.pose[4:]}); leave it out of the model"
         )
-    w, x, y, z = (values[:, :4] / length[:, None]).T
-    rows = [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
-        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
-        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
-    ]
-    world_to_camera = np.moveaxis(np.array(rows), -1, 0).copy()  # [N, 3, 3]
-    rotation = world_to_camera.transpose(0, 2, 1)
+    rotation = rotations_of(values[:, :4]).transpose(0, 2, 1)
     center = -rotation @ values[:, 4:, None]  # [N, 3, 1]
     return np.concatenate([rotation * TO_OPENGL, center], axis=2)
 

@@ -44,13 +44,13 @@ def doubts_of_axes(
     across = np.eye(3) - rig.directions.T @ rig.directions / len(rig.directions)
     meet = rig.focus is not None and rig.miss < NEAR_FOCUS and np.linalg.eigvalsh(across)[0] >= SPREAD
     looks_away = meet and rig.in_front < 1 - IN_FRONT
-    upright = 0.0 if up is None else (poses[:, :, 1] @ np.array(up)).mean() / np.linalg.norm(up)
-    is_upside_down = upright < -0.5
+    is_upside_down = up is not None and (poses[:, :, 1] @ np.array(up)).mean() < -0.5 * np.linalg.norm(up)
+    is_upright = up is not None and poses[:, 2, 1].mean() > 0.5  # along z, which is up in the formats that state one
     away = "the cameras look away from the point where their axes meet"
     if looks_away and is_upside_down:
         raise SceneError(f"{where}: {opencv}: {away}, and stand upside down; {ADVICE}, or else give the world's 'up'")
-    if looks_away and upright < 0.5:
-        return [Note("warning", f"{opencv}, or the capture looks outwards: {away}; {ADVICE}")]
+    if looks_away:
+        return [Note("info" if is_upright else "warning", f"{opencv}, or the capture looks outwards: {away}; {ADVICE}")]
     if is_upside_down and not meet:
         return [Note("warning", f"{opencv}: the cameras stand upside down; {ADVICE}")]
     return []

@@ -26,6 +26,7 @@ from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms.cameras_json import (
     INSTANT_NGP,
     NERFSTUDIO,
+    OF_FILE,
     SIZE,
     SPLITS,
     beaten_angles,
@@ -35,9 +36,9 @@ from nerfkit.data.readers.transforms.cameras_json import (
     lens_of,
     pose_of,
     size_of,
-    unused_keys,
     values_of_frame,
 )
+from nerfkit.data.readers.transforms.chosen import Chosen
 from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
 from nerfkit.errors import SceneError
 from nerfkit.reading import nearest, shown
@@ -64,6 +65,7 @@ class _Frame:
     where: str  # for messages
     name: str
     path: Path
+    split: str | None = None  # if one of its keys says so
 
 
 def recognises(folder: Path) -> bool:
@@ -85,7 +87,7 @@ def read(folder: Path) -> Capture:
     others = sorted(other.name for other in folder.glob("*.json") if other.name not in (MAIN, *SPLIT_FILES))
     if others:
         notes.append(f"{MAIN} is read, and no other JSON file: {shown(', '.join(others))}")
-    frames = sorted(_frames(content, file), key=lambda frame: frame.name)
+    frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
     _check_distinct(frames)
     masks, white_ignores, mask_notes = _find_masks(frames, folder)
     images = _images(frames, masks, dialect == "nerfstudio", notes)
@@ -97,9 +99,9 @@ def read(folder: Path) -> Capture:
         images=images,
         points=points,
         up=up,
-        splits=_listed_splits(content, file, images),
+        splits=_splits(content, file, frames),
         white_ignores=white_ignores,
-        notes=notes_of(*notes, *mask_notes, *_unused_note(content, file)),
+        notes=notes_of(*notes, *mask_notes),
     )
 
 
@@ -109,7 +111,7 @@ def read_synthetic(folder: Path) -> Capture:
     if (train := folder / "transforms_train.json") not in contents:
         raise SceneError(f"{shown(train)} is missing")
     notes: list[str | Note] = []
-    frames = {file: _frames(content, file) for file, content in contents.items()}
+    frames = {file: _frames(content, file, notes) for file, content in contents.items()}
     for listed in frames.values():
         _check_distinct(listed)
         for frame in listed:
@@ -119,8 +121,9 @@ def read_synthetic(folder: Path) -> Capture:
     images = _images(merged, [None] * len(merged), False, notes)
     notes += doubts_of_axes(shown(folder), images, None, Z_UP)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
-    for file, content in contents.items():
-        notes += _unused_note(content, file)
+    for frame in merged:
+        if frame.split not in (None, (stated := SPLIT_FILES[frame.file.name])):
+            raise SceneError(f"{frame.where}: its split is {frame.split}, but the file's {stated}; leave out one")
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
 
 
@@ -128,12 +131,6 @@ def _content(file: Path) -> dict[str, Any]:
     content = reading.read_json(file, SceneError, "scene file")
     frames_of(content, shown(file))
     return content
-
-
-def _unused_note(content: dict[str, Any], file: Path) -> list[str]:
-    """A note of the keys that nothing is known of, if there are any."""
-    unused = ", ".join(unused_keys(content))
-    return [f"{shown(file.name)}: keys that are not used: {shown(unused)}"] if unused else []
 
 
 def _dialect(content: dict[str, Any]) -> tuple[str, str]:
@@ -148,10 +145,13 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
     return "transforms", "no key tells whether the capture is nerfstudio's or instant-ngp's; read as what both share"
 
 
-def _frames(content: dict[str, Any], file: Path) -> list[_Frame]:
-    """The frames of a file with the names and paths of their images."""
+def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> list[_Frame]:
+    """The frames of a file that count, with the names and paths of their images."""
+    chosen = Chosen(content, file.name)
+    notes += chosen.notes
     frames, missing, text = [], set(), shown(file)
-    for index, own in enumerate(content["frames"]):
+    for index in chosen.indices:
+        own = content["frames"][index]
         where = f"{text}: frame {index}"
         if "file_path" not in own:
             raise SceneError(f"{where}: key 'file_path' is missing")
@@ -159,7 +159,8 @@ def _frames(content: dict[str, Any], file: Path) -> list[_Frame]:
         there = next(filter(os.path.exists, _candidates(path)), None)
         if there is not None and os.path.isdir(there):
             raise SceneError(f"{where}: 'file_path' {shown(own['file_path'])} is a folder; name an image in it")
-        frames.append(_Frame(own, content, file, where, own["file_path"].replace("\\", "/"), there or path))
+        name, split = own["file_path"].replace("\\", "/"), chosen.splits.get(index)
+        frames.append(_Frame(own, content, file, where, name, there or path, split))
         if there is None:
             missing.add(path)
     places = folders.places_of(file.parent)
@@ -320,7 +321,11 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
     if not os.path.lexists(path):
         notes.append(f"ply_file_path: {shown(path)} is missing, so there are no sparse points")
         return None
-    points = ply.read_points(path)
+    try:
+        points = ply.read_points(path)
+    except SceneError as error:  # the scene needs none
+        notes.append(f"there are no sparse points: {error}")
+        return None
     notes.append(f"{len(points.positions)} sparse points from {shown(path.name)}")
     return points if len(points.positions) else None
 
@@ -338,10 +343,10 @@ def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | Non
     return tuple(value / length for value in up)
 
 
-def _listed_splits(content: dict[str, Any], file: Path, images: list[PosedImage]) -> dict[str, list[str]]:
-    """Names of images by split, where keys list them."""
+def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[str, list[str]]:
+    """Names of images by split, where keys of the file list them, or those of frames say so."""
     splits: dict[str, list[str]] = {}
-    known = {posixpath.normpath(image.name): image.name for image in images}
+    known = {posixpath.normpath(frame.name): frame.name for frame in frames}
     split_of: dict[str, str] = {}
     for split in SPLITS:
         names, where = content.get(f"{split}_filenames"), f"{shown(file)}: '{split}_filenames'"
@@ -358,6 +363,10 @@ def _listed_splits(content: dict[str, Any], file: Path, images: list[PosedImage]
             if other != split:
                 both = f"{where} and '{other}_filenames' both list {shown(image)}"
                 raise SceneError(f"{both}; an image can be of one split only")
+    if of_frames := {frame.name: frame.split for frame in frames if frame.split}:
+        if splits:
+            raise SceneError(f"{shown(file)}: keys of frames say their splits, and lists of names; leave out one")
+        split_of, splits = of_frames, {split: [] for split in SPLITS if split in of_frames.values()}
     for name, split in sorted(split_of.items()):
         splits[split].append(name)
     return splits
@@ -373,7 +382,7 @@ def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) ->
             continue
         if SPLIT_FILES[before.file.name] == "train":
             raise SceneError(f"{before.where} and {frame.where} are both of {shown(frame.name)}; leave out one")
-        one, other = (values_of_frame(of.content, of.own, of.where) for of in (before, frame))
+        one, other = ([of.own, *map(of.content.get, OF_FILE)] for of in (before, frame))
         if one != other:
             raise SceneError(f"{before.where} and {frame.where} differ, but are both of {shown(frame.name)}")
     if shared := len(listed) - len(merged):
