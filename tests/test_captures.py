@@ -40,7 +40,7 @@ from tests.toy_scene import write_scene
 @pytest.mark.parametrize("format", WRITERS)
 def test_every_format_gives_the_same_rays(tmp_path, format: str):
     """After each one's frame is taken out, they are those that the images were traced along, through any lens."""
-    lens = PINHOLE if format in ("nerf_synthetic", "llff") else WIDE
+    lens = WIDE if format in ("nerfstudio", "colmap", "colmap text") else PINHOLE
     capture = capture_in(tmp_path, [lens] * 20)
     WRITERS[format](tmp_path, capture)
     scene = load_scene(str(tmp_path))

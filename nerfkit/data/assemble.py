@@ -19,7 +19,7 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
-from nerfkit.data.readers.folders import IMAGE_FOLDERS, beside, nearest_of, places_of
+from nerfkit.data.readers.folders import IMAGE_EXTENSIONS, IMAGE_FOLDERS, beside, nearest_of, places_of
 from nerfkit.data.scene import Scene, Views
 from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras
 from nerfkit.data.scene_transform.find_frame import find_frame
@@ -83,10 +83,12 @@ def _without_paths(capture: Capture) -> Capture:
 def _is_as_named(image: PosedImage) -> bool:
     """Whether the path of an image's file ends as its name, whose extension may be missing or another."""
     said = [part for part in posixpath.normpath(image.name).split("/") if part not in ("", "..")]
-    there, stem = image.found, posixpath.splitext(said[-1])[0]
+    there, (stem, ending) = image.found, posixpath.splitext(said[-1])
     folders = [re.sub(r"^images_\d+$", "images", part) for part in there.parts[-len(said) : -1]]
-    is_other_type = there.stem == stem and there.suffix.lower() != posixpath.splitext(said[-1])[1].lower()
-    return folders == said[:-1] and (said[-1] in (there.name, there.stem) or is_other_type)
+    if ending.lower() not in IMAGE_EXTENSIONS:
+        return folders == said[:-1] and said[-1] in (there.name, there.stem)
+    is_other_type = there.stem == stem and there.suffix.lower() != ending.lower()
+    return folders == said[:-1] and (there.name == said[-1] or is_other_type)
 
 
 def _as_named(file: Path) -> Path | None:
@@ -195,7 +197,7 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     names = ", ".join(map(shown, missing[:SHOWN_NAMES]))
     note = f"{len(there)} of {n_images} listed images are there; {len(missing)} are missing, the first: {names}"
     trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
-    if 2 * sum(image.name in trained for image in there) < len(trained):
+    if 2 * len(there) < n_images and 2 * sum(image.name in trained for image in there) < len(trained):
         lacking = next(image.file for image in capture.images if image.found is None)
         raise SceneError(
             f"data.path: {note}; put them where the files name them, or correct the files{beside(lacking)}"

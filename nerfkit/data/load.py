@@ -16,7 +16,7 @@ from nerfkit.data import readers
 from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
 from nerfkit.data.readers import foreign
-from nerfkit.data.readers.folders import is_folder
+from nerfkit.data.readers.folders import is_folder, list_images
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.sfm import VIDEOS, solve
@@ -132,7 +132,11 @@ def _check_photographs(folder: Path) -> None:
             raise SceneError(f"data.path: {shown(place)} holds {what}")
         expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
         expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
-        raise SceneError(f"data.path: no known scene format in {shown(folder)} ({expected})")
+        within = [entry for entry in inner if readers.formats_of(entry)] or [
+            (place / name).parent for name in list_images(place)[:1]
+        ]
+        meant = f"; is {' or '.join(map(shown, within[:3]))} meant?" if within else ""
+        raise SceneError(f"data.path: no known scene format in {shown(folder)} ({expected}){meant}")
     folder = folder.resolve()
     if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
         scene = shown(folder.parent)

@@ -22,6 +22,7 @@ Report = Callable[[str], None]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 OTHERS = (".heic", ".heif", ".tif", ".tiff", ".bmp", ".gif", ".avif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".exr")
 NOT_PHOTOGRAPHS = re.compile(r"masks?|depths?|normals?|sparse|dense|images_[0-9]+")  # sub-folders
+BESIDE = re.compile(r"(.*[._-])?(depth|depths|disparity|mask|normal|conf|confidence)([._-].*)?", re.I)  # stems
 EXHAUSTIVE = 120  # photographs: up to here every pair is matched
 OVERLAP = 10  # neighbours of each photograph of a sequence, and as many powers of two
 STEP = 30  # between the numbers of neighbours in a sequence, at most
@@ -56,7 +57,7 @@ def image_folder(folder: Path) -> Path:
 
 def find_photographs(folder: Path, report: Report) -> list[Photograph]:
     """Headers of the photographs in `folder` and its sub-folders, sorted naturally; raises SceneError if < 3."""
-    names, others = [], Counter()
+    names, others, beside = [], Counter(), 0
     for place, folders, files in os.walk(folder, onerror=_refuse):
         left_out = [name for name in folders if name.startswith(".") or NOT_PHOTOGRAPHS.fullmatch(name)]
         folders[:] = set(folders) - set(left_out)
@@ -64,16 +65,23 @@ def find_photographs(folder: Path, report: Report) -> list[Photograph]:
             if not name.startswith(".") and name != "sparse":
                 report(f"note: the folder {shown(Path(place) / name)} is not searched for photographs")
         for file in (Path(place) / name for name in files if not name.startswith(".")):
-            if file.suffix.lower() in SUFFIXES:
+            if BESIDE.fullmatch(file.stem):
+                beside += 1
+            elif file.suffix.lower() in SUFFIXES:
                 names.append(file.relative_to(folder).as_posix())
             elif file.suffix.lower() in OTHERS:
                 others[file.suffix.lower()] += 1
+    if beside:
+        report(f"note: {beside} files named as depth maps, masks or the like are no photographs")
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
         report(f"note: files that are not read as photographs (convert them to JPEG or PNG): {kinds}")
     if len(names) < 3:
         raise SceneError(f"{shown(folder)} holds {len(names)} photographs, but camera poses need at least 3")
-    return [read_header(folder, name) for name in sorted(names, key=natural_key)]
+    found = [read_header(folder, name) for name in sorted(names, key=natural_key)]
+    if all(photo.lens[0] == 2 * photo.lens[1] for photo in found):
+        report("note: the photographs are twice as wide as high: split panoramas into pinhole views first")
+    return found
 
 
 def choose_pairs(names: list[str], is_video: bool) -> list[tuple[int, int]]:

@@ -38,8 +38,9 @@ from nerfkit.data.readers.transforms.cameras_json import (
     size_of,
     values_of_frame,
 )
-from nerfkit.data.readers.transforms.chosen import Chosen
+from nerfkit.data.readers.transforms.chosen import chosen
 from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
+from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
 from nerfkit.reading import nearest, shown
 
@@ -52,6 +53,7 @@ REFUSED = {  # keys that change the pixels, with advice
     **dict.fromkeys(("white_transparent", "black_transparent"), "put the transparency into the images' alpha"),
     "masks": "put the mask into the images' alpha, or remove the key",
 }
+PARSED = 32  # bytes in memory for each byte of a JSON file, about
 Z_UP = (0.0, 0.0, 1.0)
 
 
@@ -65,7 +67,7 @@ class _Frame:
     where: str  # for messages
     name: str
     path: Path
-    split: str | None = None  # if one of its keys says so
+    split: str = ""  # if one of its keys says so
 
 
 def recognises(folder: Path) -> bool:
@@ -122,12 +124,15 @@ def read_synthetic(folder: Path) -> Capture:
     notes += doubts_of_axes(shown(folder), images, None, Z_UP)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
     for frame in merged:
-        if frame.split not in (None, (stated := SPLIT_FILES[frame.file.name])):
+        if frame.split not in ("", (stated := SPLIT_FILES[frame.file.name])):
             raise SceneError(f"{frame.where}: its split is {frame.split}, but the file's {stated}; leave out one")
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
 
 
 def _content(file: Path) -> dict[str, Any]:
+    needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
+    if free is not None and needed > free:
+        raise SceneError(f"{shown(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
     content = reading.read_json(file, SceneError, "scene file")
     frames_of(content, shown(file))
     return content
@@ -147,10 +152,8 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
 
 def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> list[_Frame]:
     """The frames of a file that count, with the names and paths of their images."""
-    chosen = Chosen(content, file.name)
-    notes += chosen.notes
     frames, missing, text = [], set(), shown(file)
-    for index in chosen.indices:
+    for index, split in chosen(content, file.name, notes).items():
         own = content["frames"][index]
         where = f"{text}: frame {index}"
         if "file_path" not in own:
@@ -159,7 +162,7 @@ def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> lis
         there = next(filter(os.path.exists, _candidates(path)), None)
         if there is not None and os.path.isdir(there):
             raise SceneError(f"{where}: 'file_path' {shown(own['file_path'])} is a folder; name an image in it")
-        name, split = own["file_path"].replace("\\", "/"), chosen.splits.get(index)
+        name = own["file_path"].replace("\\", "/")
         frames.append(_Frame(own, content, file, where, name, there or path, split))
         if there is None:
             missing.add(path)
