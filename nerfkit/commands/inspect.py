@@ -198,7 +198,7 @@ class Inspection:
             what = "they are left out; take them from the file, or bring them back"
             if 2 * len(self.missing) > len(self.found):
                 lacking = next(image.file for image, file in self.pairs if file is None)
-                what = f"more than half; is the folder of the images the right one{beside(lacking)}?"
+                what = f"more than half; is the folder of the images the right one?{beside(lacking)}"
             problems.append(
                 f"{len(self.missing)} of {len(self.found)} images are missing ({_names(self.missing)}): {what}"
             )

@@ -82,13 +82,13 @@ def _without_paths(capture: Capture) -> Capture:
 
 def _is_as_named(image: PosedImage) -> bool:
     """Whether the path of an image's file ends as its name, whose extension may be missing or another."""
-    said = [part for part in posixpath.normpath(image.name).split("/") if part not in ("", "..")]
-    there, (stem, ending) = image.found, posixpath.splitext(said[-1])
-    folders = [re.sub(r"^images_\d+$", "images", part) for part in there.parts[-len(said) : -1]]
-    if ending.lower() not in IMAGE_EXTENSIONS:
-        return folders == said[:-1] and said[-1] in (there.name, there.stem)
-    is_other_type = there.stem == stem and there.suffix.lower() != ending.lower()
-    return folders == said[:-1] and (there.name == said[-1] or is_other_type)
+    *said, name = [part for part in posixpath.normpath(image.name).split("/") if part not in ("", "..")]
+    *there, file = image.found.parts[-len(said) - 1 :]
+    (stem, ending), (file_stem, file_ending) = posixpath.splitext(name), posixpath.splitext(file)
+    is_other_type = stem == file_stem and ending.lower() != file_ending.lower()
+    is_bare = ending.lower() not in IMAGE_EXTENSIONS and name == file_stem
+    said, there = ([re.sub(r"^images_\d+$", "images", part) for part in folders] for folders in (said, there))
+    return said == there and (name == file or is_other_type or is_bare)
 
 
 def _as_named(file: Path) -> Path | None:

@@ -7,26 +7,24 @@ import re
 from pathlib import Path
 
 from nerfkit.errors import SceneError
-from nerfkit.reading import read_regular, shown
+from nerfkit.reading import open_regular, shown
 
 START = 2**16  # bytes of a file that are looked at
-FILE_LIMIT = 2**28  # bytes
+FILE_LIMIT = 2**40  # bytes
 TO_JSON = "write poses (camera to world, OpenGL axes) and lens into a transforms.json"
 FORMATS = (  # names in the folder or one within it, what such a file starts with, program, and the way in
     ("*.xml", r"<document[^>]*>\s*<chunk", "Metashape", "export them for COLMAP, or use ns-process-data metashape"),
-    ("*.csv", r"^#?name,x,y,", "RealityCapture", "export the registration as COLMAP, or use ns-process-data realitycapture"),
-    ("*.sfm", r'"(views|poses)"', "Meshroom", "add the node ExportColmap to the pipeline"),
-    ("sfm.json", r'"(views|poses)"', "Meshroom", "add the node ExportColmap to the pipeline"),
+    ("*.csv", r"^#?name,x,y,", "RealityCapture", "export them for COLMAP, or use ns-process-data realitycapture"),
+    ("*.sfm", r'"(views|poses)"', "Meshroom", "add the node ExportColmap"),
+    ("sfm.json", r'"(views|poses)"', "Meshroom", "add the node ExportColmap"),
     ("sfm_data.json", r'"(views|extrinsics)"', "openMVG", "run openMVG_main_openMVG2Colmap"),
     ("reconstruction.json", r'"(shots|cameras)"', "OpenSfM", "run opensfm export_colmap"),
     ("bundle*.out", r"# Bundle file", "Bundler", TO_JSON),
     ("*.nvm", r"NVM_V3", "VisualSFM", TO_JSON),
     ("*.txt", r"tx ty tz qx qy qz qw", "the TUM benchmark", f"they lack the lens: {TO_JSON}"),
     ("*_cam.txt", r"extrinsic", "MVSNet", TO_JSON),
-    ("*.json", r'"cameraPoseARFrame"', "3D Scanner App", TO_JSON),
     ("meta_data.json", r'"(camtoworld|worldtogt)"', "SDFStudio", TO_JSON),
     ("cameras.json", r'"img_name"', "Gaussian Splatting", "give the scene of which its cfg_args speaks"),
-    ("*.json", r'"(orientation|principal_point)"', "Nerfies", TO_JSON),
 )  # fmt: skip
 MAY_HOLD_POSES = re.compile(
     r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|csv|txt|npz|npy|yml|yaml|log|out)", re.I
@@ -38,10 +36,11 @@ def check_no_poses(folder: Path) -> None:
     for pattern, start, program, way in FORMATS:
         for file in sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")])[:3]:
             try:
-                content = read_regular(file, FILE_LIMIT, "file", SceneError)[:START].decode("utf-8", "replace")
-            except SceneError:
+                with open_regular(file, FILE_LIMIT, "file", SceneError) as opened:
+                    content = opened.read(START)
+            except (SceneError, OSError):
                 continue
-            if re.search(start, content, re.I | re.M):
+            if re.search(start, content.decode("utf-8", "replace"), re.I | re.M):
                 raise SceneError(
                     f"data.path: {shown(file)} holds poses of {program}, which are not read; {way}; or move the file "
                     "away to have poses found anew"
