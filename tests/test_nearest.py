@@ -159,12 +159,26 @@ def test_what_is_no_neighbour_is_named(tmp_path: Path):
     for index in range(20):
         (folder / "images" / f"{index:03d}.png").symlink_to(f"/mnt/gone/{index:03d}.png")
     check_refused(load, folder, "link to /mnt/gone/000.png")
+    folder = renamed(tmp_path / "elsewhere", lambda n: f"left/{n}", lambda n: f"right/{n}")
+    check_refused(load, folder, "20 images (left/images/000.png")
 
 
 def test_a_file_of_two_frames_is_neither_s(tmp_path: Path):
     folder = renamed(tmp_path, lambda n: n, lambda n: n)
     change(folder, lambda c: [c["frames"][i].update(file_path=f"{i}/none/019.png") for i in range(2)], MAIN)
     assert sum(image.found is None for image in load_capture(str(folder)).images) == 2
+
+
+def test_masks_and_points_of_another_computer(tmp_path: Path):
+    folder = write_capture(tmp_path, ring(20), points=np.random.default_rng(0).normal(size=(20, 3)))
+    (folder / "masks").mkdir()
+    for index in range(20):
+        Image.new("L", (24, 16), 255).save(folder / f"masks/{index}.png")
+    change(folder, lambda c: c.update(ply_file_path="/home/me/scan/POINTS.ply"), MAIN)
+    change(folder, lambda c: [f.update(mask_path=f"C:\\scan\\masks\\{i}.png") for i, f in enumerate(c["frames"])], MAIN)
+    capture = load_capture(str(folder))
+    assert len(capture.points.positions) == 20
+    assert [image.mask.name for image in capture.images] == [f"{index}.png" for index in range(20)]
 
 
 def test_windows_names_in_a_colmap_model(tmp_path: Path):

@@ -293,21 +293,19 @@ def _of_keyframes(
         return None
     if is_ngp:
         scale = number({"scale": content.get("scale", NGP_SCALE)}, "scale", where, above=0)
-        ours = f"scale {scale:g} and offset {NGP_OFFSET:g}"
-        text = f"{where}: read with {ours}; if the scene's transforms.json has another scale, write it into this file"
+        text = (
+            f"{where}: read with scale {scale:g}; if the scene's transforms.json has another, write it into this file"
+        )
         warnings.warn(text, stacklevel=3)
     size, keyframes = _size_of(content, where, size, own_size), []
     for index, entry in enumerate(frames_of({"frames": kept}, where)):
         place = f"{where}: keyframe {index}"
-        if is_ngp:
-            pose = _of_ngp(entry, place, scale)
-        else:
-            pose = _rows(entry.get("matrix"), place)
+        pose = _of_ngp(entry, place, scale) if is_ngp else _rows(entry.get("matrix"), place)
         fov = number({"fov": None, **entry}, "fov", place, *FOV_LIMITS)
         keyframes.append(Keyframe(pose_of(pose, place), math.radians(fov)))
     path = CameraPath(keyframes, loop=content.get("is_cycle") is True or content.get("loop") is True, size=size)
     if "seconds" in content:
-        seconds = number(content, "seconds", where, *LIMITS)
+        seconds = number(content, "seconds", where, 0, 1e5)
         path.keyframes = [replace(key, seconds=seconds / max(len(kept) - (not path.loop), 1)) for key in keyframes]
     path.fps = round(number(content, "fps", where, 0.5, 1001)) if "fps" in content else FPS
     return path
@@ -315,8 +313,8 @@ def _of_keyframes(
 
 def _rows(matrix: Any, where: str) -> Any:
     """The rows of 16 numbers, in a list or a text of one, row by row or column by column."""
-    with contextlib.suppress(ValueError):
-        matrix = json.loads(matrix) if isinstance(matrix, str) else matrix
+    with contextlib.suppress(ValueError, RecursionError):
+        matrix = json.loads(matrix, parse_int=float) if isinstance(matrix, str) else matrix
     if not isinstance(matrix, list) or len(matrix) != 16 or not all(map(is_number, matrix)):
         raise SceneError(f"{where}: 'matrix' must be 16 numbers")
     rows = np.array(matrix, dtype=np.float64).reshape(4, 4)

@@ -72,12 +72,16 @@ def places_of(folder: Path) -> list[Path]:
 
 
 def beside(file: Path) -> str:
-    """The end of a message on a missing file: where it leads as a link, or which images are where it should be."""
+    """The end of a message on a missing file: where it leads as a link, or which images are near where it should be."""
     if file.is_symlink():
         return f"; {shown(file.name)} is a link to {shown(os.readlink(file))}, which is not there"
     place = next(filter(is_folder, file.parents), None)
-    images = [name for name in list_images(place) if "/" not in name] if place else []
-    return f"; {shown(place)} has {len(images)} images ({first_of(images)})" if images else ""
+    for pattern in ("*", "*/*") if place else ():
+        files = [file for file in place.glob(pattern) if file.suffix.lower() in IMAGE_EXTENSIONS]
+        if files:
+            names = first_of(file.relative_to(place).as_posix() for file in files)
+            return f"; {shown(place)} has {len(files)} images ({names})"
+    return ""
 
 
 def find_masks(folder: Path, names: Iterable[str]) -> tuple[dict[str, Path], list[str]]:

@@ -15,6 +15,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,10 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
             where = f"{frame.where}: key 'mask_path' is missing"
             raise SceneError(f"{where}, but other frames have one; give it to all or none")
     named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
-    found = [file if os.path.isfile(file) else None for file in named]
+    there = {file for file in named if os.path.isfile(file)}
+    find = partial(nearest, folders=folders.places_of(folder))
+    near = {file: file for file in there} | folders.nearest_of(set(named) - there, there, find)
+    found = [near.get(file) for file in named]
     missing = [file for file, there in zip(named, found, strict=True) if not there]
     if not any(found):
         raise SceneError(
@@ -321,6 +325,7 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
     if not is_set(name := content.get("ply_file_path")):
         return None
     path = _path_of(file.parent, name, "ply_file_path", shown(file))
+    path = nearest(path, [file.parent]) or path
     if not os.path.lexists(path):
         notes.append(f"ply_file_path: {shown(path)} is missing, so there are no sparse points")
         return None
