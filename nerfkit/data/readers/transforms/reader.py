@@ -331,7 +331,9 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
         return None
     try:
         points = ply.read_points(path)
-    except SceneError as error:  # the scene needs none
+    except SceneError as error:
+        if path.suffix.lower() != ".ply":
+            raise
         notes.append(f"there are no sparse points: {error}")
         return None
     notes.append(f"{len(points.positions)} sparse points from {shown(path.name)}")
