@@ -15,6 +15,7 @@ import stat
 import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,24 +100,30 @@ def typed(*words: object) -> str:
     return " ".join(shlex.quote(str(word)) for word in words)
 
 
-def nearest(file: Path, folders: Iterable[Path] = ()) -> Path | None:
+def nearest(file: Path, folders: Iterable[Path] = (), names: Iterable[str] = ()) -> Path | None:
     """`file`, or the one that it means: beside it, or the longest end of its path that is in one of the `folders`.
 
-    Names may differ in case and Unicode form; none is taken where several do. Paths of Windows are paths.
+    Names may differ in case and Unicode form; none is taken where several do. Paths of Windows are paths. The last part
+    may be any of `names`, if there are some.
     """
     if os.path.exists(file):  # which raises nothing, however long the name
         return file
-    *_, parts = re.split(r"(?:^|.*[\\/])\.\.[\\/]", str(file))  # those after the last ..
-    parts = re.split(r"[\\/]+", parts)
-    ends = ("/".join(parts[start:]) for start in range(len(parts)))
-    found = (alike(folder, end) for end in ends for folder in folders)
-    return alike(file.parent, file.name) or next(filter(None, found), None)
+    *_, end = re.split(r"(?:^|.*[\\/])\.\.[\\/]", str(file))  # what is after the last ..
+    *parts, last = re.split(r"[\\/]+", end)
+    ends = (parts[start:] for start in range(len(parts) + 1))
+    places = (place for end in ends for folder in folders if (place := _alike(folder, end)) is not None)
+    found = (alike(place, name) for place in chain([file.parent], places) for name in names or [last])
+    return next(filter(None, found), None)
 
 
 def alike(folder: Path, name: str) -> Path | None:
     """The file `name` below a folder, or the one there of that name in another case or Unicode form."""
-    place = folder
-    for part in filter(None, name.split("/")):
+    file = _alike(folder, name.split("/"))
+    return file if file is not None and os.path.isfile(file) else None
+
+
+def _alike(place: Path, parts: list[str]) -> Path | None:
+    for part in filter(None, parts):
         if not os.path.exists(place / part):
             try:
                 names = _names_by_form(place, os.stat(place).st_mtime_ns).get(_form(part), [])
@@ -126,7 +133,7 @@ def alike(folder: Path, name: str) -> Path | None:
                 return None
             part = names[0]
         place /= part
-    return place if os.path.isfile(place) else None
+    return place
 
 
 def _form(name: str) -> str:

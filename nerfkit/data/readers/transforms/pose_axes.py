@@ -65,7 +65,8 @@ def _meets_better(rig: Rig) -> str | None:
         there = measure(others)
         if there.focus is None or there.in_front < IN_FRONT or there.miss > NEAR_AXES:
             continue
-        if 2 * _spread(others) < _spread(rig.poses):  # matrices of cameras that look outwards from a ring
+        looks_away = rig.focus is not None and rig.miss < NEAR_AXES and rig.in_front < 1 - IN_FRONT
+        if looks_away and 2 * _spread(others) < _spread(rig.poses):  # from a ring outwards
             continue
         if rig.focus is None or rig.in_front < 0.5 or rig.miss > BETTER * there.miss:
             return (

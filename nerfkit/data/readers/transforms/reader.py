@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import posixpath
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterable
@@ -170,7 +171,7 @@ def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> lis
     places = folders.places_of(file.parent)
 
     def find(path: Path) -> Path | None:
-        return next(filter(None, (nearest(candidate, places) for candidate in _candidates(path))), None)
+        return nearest(path, places, [re.split(r"[\\/]", str(candidate))[-1] for candidate in _candidates(path)])
 
     near = folders.nearest_of(missing, {frame.path for frame in frames}, find)
     return [replace(frame, path=near.get(frame.path, frame.path)) for frame in frames]
