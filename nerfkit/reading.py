@@ -9,10 +9,13 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import shlex
 import stat
+import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -108,23 +111,53 @@ def typed(*words: object) -> str:
     return " ".join(shlex.quote(str(word)) for word in words)
 
 
-def in_any_case(file: Path) -> Path | None:
-    """`file`, or the one file beside it whose name differs in case alone; none without one, or with several."""
+def nearest(file: Path, folders: Iterable[Path] = (), names: Iterable[str] = ()) -> Path | None:
+    """`file`, or the one that it means: beside it, or the longest end of its path that is in one of the `folders`.
+
+    Names may differ in case and Unicode form; none is taken where several do. Paths of Windows are paths. The last part
+    may be any of `names`, if there are some.
+    """
     if os.path.exists(file):  # which raises nothing, however long the name
         return file
-    try:
-        alike = _names_by_case(file.parent, os.stat(file.parent).st_mtime_ns).get(file.name.casefold(), [])
-    except (OSError, ValueError):
-        return None
-    return file.parent / alike[0] if len(alike) == 1 and os.path.isfile(file.parent / alike[0]) else None
+    *_, end = re.split(r"(?:^|.*[\\/])\.\.[\\/]", str(file))  # what is after the last ..
+    *parts, last = re.split(r"[\\/]+", end)
+    ends = (parts[start:] for start in range(len(parts) + 1))
+    places = (place for end in ends for folder in folders if (place := _alike(folder, end)) is not None)
+    found = (alike(place, name) for place in chain([file.parent], places) for name in names or [last])
+    return next(filter(None, found), None)
+
+
+def alike(folder: Path, name: str) -> Path | None:
+    """The file `name` below a folder, or the one there of that name in another case or Unicode form."""
+    file = _alike(folder, name.split("/"))
+    return file if file is not None and os.path.isfile(file) else None
+
+
+def _alike(place: Path, parts: list[str]) -> Path | None:
+    for part in filter(None, parts):
+        if not os.path.exists(place / part):
+            try:
+                names = _names_by_form(place, os.stat(place).st_mtime_ns).get(_form(part), [])
+            except (OSError, ValueError):
+                return None
+            if len(names) != 1:
+                return None
+            part = names[0]
+        place /= part
+    return place
+
+
+def _form(name: str) -> str:
+    """What names have in common that differ in case and Unicode form alone."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 @lru_cache(maxsize=64)
-def _names_by_case(folder: Path, changed: int) -> dict[str, list[str]]:
-    """Names in a folder that was `changed` then, by what they are without their case."""
+def _names_by_form(folder: Path, changed: int) -> dict[str, list[str]]:
+    """Names in a folder that was `changed` then, by their common form."""
     names: dict[str, list[str]] = {}
     for name in os.listdir(folder):
-        names.setdefault(name.casefold(), []).append(name)
+        names.setdefault(_form(name), []).append(name)
     return names
 
 

@@ -87,11 +87,83 @@ def write_llff(folder: Path, capture: Capture) -> None:
     np.save(folder / "poses_bounds.npy", np.array(rows))
 
 
+def write_polycam(folder: Path, capture: Capture) -> None:
+    keyframes = folder / "keyframes"
+    (keyframes / "corrected_cameras").mkdir(parents=True)
+    (folder / "images").rename(keyframes / "images")
+    for image in capture.images:
+        values = dict(zip(("fx", "fy", "cx", "cy", "width", "height"), (*image.lens.params, *SIZE), strict=True))
+        values |= {f"t_{row}{column}": image.camera_to_world[row, column] for row in range(3) for column in range(4)}
+        (keyframes / "corrected_cameras" / f"{Path(image.name).stem}.json").write_text(json.dumps(values))
+
+
+def quaternion(rotation: np.ndarray) -> list[float]:
+    """x y z w of a rotation [3, 3]: the eigenvector of a matrix that every attitude is the largest of."""
+    (a, b, c), (d, e, f), (g, h, i) = rotation
+    rows = [
+        [a - e - i, 0, 0, 0],
+        [d + b, e - a - i, 0, 0],
+        [g + c, h + f, i - a - e, 0],
+        [h - f, c - g, d - b, a + e + i],
+    ]
+    return np.linalg.eigh(rows)[1][:, 3].tolist()
+
+
+def write_record3d(folder: Path, capture: Capture) -> None:
+    (folder / "images").rename(folder / "rgb")
+    fx, fy, cx, cy = capture.images[0].lens.params
+    poses = [[*quaternion(i.camera_to_world[:, :3]), *i.camera_to_world[:, 3].tolist()] for i in capture.images]
+    content = {"w": SIZE[0], "h": SIZE[1], "K": [fx, 0, 0, 0, fy, 0, cx, cy, 1], "poses": poses, "fps": 60}
+    (folder / "metadata.json").write_text(json.dumps(content))
+
+
+def write_nsvf(folder: Path, capture: Capture) -> None:
+    """Intrinsics of images twice as large."""
+    fx, _, cx, cy = capture.images[0].lens.params
+    lines = [f"{2 * fx} {2 * cx} {2 * cy} 0.", "0. 0. 0.", "0.", "1.", f"{2 * SIZE[1]} {2 * SIZE[0]}"]
+    (folder / "intrinsics.txt").write_text("\n".join(lines))
+    _write_poses(folder, capture, "rgb")
+
+
+def write_scannet(folder: Path, capture: Capture) -> None:
+    fx, fy, cx, cy = capture.images[0].lens.params
+    (folder / "intrinsic").mkdir()
+    np.savetxt(folder / "intrinsic/intrinsic_color.txt", [[fx, 0, cx, 0], [0, fy, cy, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    _write_poses(folder, capture, "color")
+
+
+def _write_poses(folder: Path, capture: Capture, images: str) -> None:
+    (folder / "images").rename(folder / images)
+    (folder / "pose").mkdir()
+    for image in capture.images:
+        pose = np.concatenate([image.camera_to_world * [1, -1, -1, 1], [[0, 0, 0, 1]]])
+        np.savetxt(folder / "pose" / f"{Path(image.name).stem}.txt", pose)
+
+
+def write_idr(folder: Path, capture: Capture) -> None:
+    """Projections are known but for a number, which may be negative."""
+    (folder / "images").rename(folder / "image")
+    matrices = {}
+    for index, image in enumerate(capture.images):
+        fx, fy, cx, cy = image.lens.params
+        rotation = (image.camera_to_world[:, :3] * [1, -1, -1]).T
+        to_camera = np.column_stack([rotation, -rotation @ image.camera_to_world[:, 3]])
+        projection = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]]) @ to_camera
+        matrices[f"world_mat_{index}"] = np.concatenate([(-2.0) ** (index % 3) * projection, [[0, 0, 0, 1]]])
+        matrices[f"scale_mat_{index}"] = np.diag([3.0, 3, 3, 1])
+    np.savez(folder / "cameras_sphere.npz", **matrices)
+
+
 WRITERS = {
     "nerf_synthetic": write_synthetic,
     "nerfstudio": write_nerfstudio,
     "llff": write_llff,
     "colmap": write_colmap,
+    "polycam": write_polycam,
+    "record3d": write_record3d,
+    "nsvf": write_nsvf,
+    "scannet": write_scannet,
+    "idr": write_idr,
     "colmap text": lambda folder, capture: write_model(folder / "sparse" / "0", capture),
 }
 

@@ -40,7 +40,7 @@ from tests.toy_scene import write_scene
 @pytest.mark.parametrize("format", WRITERS)
 def test_every_format_gives_the_same_rays(tmp_path, format: str):
     """After each one's frame is taken out, they are those that the images were traced along, through any lens."""
-    lens = PINHOLE if format in ("nerf_synthetic", "llff") else WIDE
+    lens = WIDE if format in ("nerfstudio", "colmap", "colmap text") else PINHOLE
     capture = capture_in(tmp_path, [lens] * 20)
     WRITERS[format](tmp_path, capture)
     scene = load_scene(str(tmp_path))
@@ -185,7 +185,7 @@ def test_images_are_found_in_any_case_and_that_is_said(tmp_path, images: str):
     scene = load_scene(str(tmp_path))
     assert torch.equal(scene.split("train").load().stack(), pixels)
     assert all(file.name.startswith("R_") for file in scene.split("train").files)
-    (note,) = [note.text for note in scene.notes if "another case" in note.text]
+    (note,) = [note.text for note in scene.notes if "other names" in note.text]
     assert_names(note, f"{len(pixels)} of {14 if images == 'train' else 5} images")
 
 
@@ -198,7 +198,7 @@ def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
     assert any("1 are missing, the first: r_00.png" in note.text for note in notes), notes
     capture = load_capture(str(tmp_path))
     images = [replace(capture.images[1], name="R_01.png", file=folder / "R_01.png"), *capture.images]
-    found = [image.found for image in resolve_files(replace(capture, images=images)).images]
+    found = [image.found for image in resolve_files(replace(capture, images=images), tmp_path).images]
     assert found[0] is None and found[2] == folder / "r_01.png", "it is the other's"
 
 

@@ -109,9 +109,9 @@ def write_scene(
     return folder
 
 
-def change(folder: Path, edit: Callable[[dict], object]) -> None:
-    """Apply edit(content) to transforms_train.json."""
-    file = folder / "transforms_train.json"
+def change(folder: Path, edit: Callable[[dict], object], name: str = "transforms_train.json") -> None:
+    """Apply edit(content) to a file of JSON."""
+    file = folder / name
     content = json.loads(file.read_text())
     edit(content)
     file.write_text(json.dumps(content))

@@ -28,6 +28,7 @@ from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, tex
 from nerfkit.data.images.pixels import ImageHeader, look_into, read_mask
 from nerfkit.data.judging import Judged, judge
 from nerfkit.data.load import load_capture
+from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, leaves_the_middle, sampled_pixels
 from nerfkit.data.scene_transform.frame import Frame
@@ -201,7 +202,8 @@ class Inspection:
         if self.missing:
             what = "they are left out; take them from the file, or bring them back"
             if 2 * len(self.missing) > len(self.found):
-                what = "more than half; is the folder of the images the right one?"
+                lacking = next(image.file for image, file in self.pairs if file is None)
+                what = f"more than half; is the folder of the images the right one?{beside(lacking)}"
             problems.append(
                 f"{len(self.missing)} of {len(self.found)} images are missing ({_names(self.missing)}): {what}"
             )

@@ -88,13 +88,14 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     if options.path == "auto":
         options.path = "orbit" if views_surround(run) else "interpolate"
     path, is_file = options.path, options.path.endswith(".json")
-    if options.frames and (is_file or path in splits):
+    with_cameras = [*splits, *run.scene.paths]
+    if options.frames and (is_file or path in with_cameras):
         raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --path")
     box = torch.tensor(run.config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(run.scene.up)
     if is_file:
         cameras = paths.read_path(Path(path), like.size(0), options.size, run.frame)
-    elif path in splits:
+    elif path in with_cameras:
         cameras = run.cameras(path)
     elif path == "orbit":
         elevation = paths.ELEVATION
@@ -108,7 +109,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         through = run.cameras("test" if "test" in splits else "train")
         cameras = paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
     else:
-        known = ["auto", "orbit", "spiral", "interpolate", *splits]
+        known = ["auto", "orbit", "spiral", "interpolate", *with_cameras]
         raise UserError(f"--path {path!r} is none of {', '.join(known)}, or a FILE.json{did_you_mean(path, known)}")
     return cameras if options.size is None else paths.with_size(cameras, *options.size)
 

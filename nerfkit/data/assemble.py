@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +20,14 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
-from nerfkit.data.readers.folders import IMAGE_FOLDERS
+from nerfkit.data.readers.folders import IMAGE_EXTENSIONS, IMAGE_FOLDERS, beside, nearest_of, places_of
 from nerfkit.data.scene import Scene, Views
 from nerfkit.data.scene_transform.carving import with_its_box
 from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras, doubts_of_solve
 from nerfkit.data.scene_transform.find_frame import find_frame
 from nerfkit.data.scene_transform.frame import Frame, identity_frame
 from nerfkit.errors import SceneError
-from nerfkit.reading import in_any_case, shown
+from nerfkit.reading import nearest, shown
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
@@ -36,35 +36,60 @@ CUT_OUT = "data.masks is cutout: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
 
 
-def resolve_files(capture: Capture) -> Capture:
-    """The capture whose images know which of their files are there: as named, or in a folder of resized ones, or under
-    a name that differs in case alone, of which there is a note.
+def resolve_files(capture: Capture, folder: Path) -> Capture:
+    """The capture whose images know which of their files are there: as named, or in a folder of resized ones, or the
+    nearest in its `folder`, of which there is a note.
 
     A file is that of one image: one that another image names as it is stays that one's.
     """
-    found = {image.name: on_disk(image.file) for image in capture.images}
-    missing = [image for image in capture.images if found[image.name] is None]
-    alike = {image.name: file for image in missing if (file := on_disk(image.file, in_any_case)) is not None}
-    counts = Counter([*(image.file for image in capture.images), *alike.values()])
-    alike = {name: file for name, file in alike.items() if counts[file] == 1}
+    found = {image.file: on_disk(image.file) for image in capture.images}
+    find = partial(nearest, folders=places_of(folder))
+    near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
     images = [
-        replace(i, file=alike.get(i.name, i.file), found=alike.get(i.name, found[i.name])) for i in capture.images
+        replace(image, file=near.get(image.file, image.file), found=near.get(image.file, found[image.file]))
+        for image in capture.images
     ]
     notes = capture.notes
-    if differing := [image for image in images if _differs_in_case(image)]:
-        first = differing[0]
+    if others := [image for image in images if image.found is not None and not _is_as_named(image)]:
         note = (
-            f"{len(differing)} of {len(images)} images are there under names of another case, and are taken (the "
-            f"first: {shown(first.name)} is {shown(first.file.name)})"
+            f"{len(others)} of {len(images)} images are there under other names, and are taken (the first: "
+            f"{shown(others[0].name)} is {shown(others[0].found)})"
         )
         notes = notes_of(*notes, note)
-    return replace(capture, images=images, notes=notes)
+    return _without_paths(replace(capture, images=images, notes=notes))
 
 
-def _differs_in_case(image: PosedImage) -> bool:
-    """Whether an image's file has its name but for the case; names may lack their extension."""
-    name, file = posixpath.basename(image.name), image.file.name
-    return not file.startswith(name) and file.casefold().startswith(name.casefold())
+def _without_paths(capture: Capture) -> Capture:
+    """The capture whose splits without any image, as Blender's add-ons write them, are camera paths."""
+    there = {image.name for image in capture.images if image.found is not None}
+    bare = {split for split, names in capture.splits.items() if split != "train" and there.isdisjoint(names)}
+    if not bare or there.isdisjoint(capture.splits.get("train", [])):
+        return capture
+    splits = {split: names for split, names in capture.splits.items() if split not in bare}
+    listed = {name for names in splits.values() for name in names}
+    by_name = {image.name: image for image in capture.images}
+    paths = {
+        split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare) if capture.splits[split]
+    }
+    notes = [
+        f"the {len(images)} cameras of {split} have no images: they are a camera path, not scored (nerfkit render RUN "
+        f"--path {split})"
+        for split, images in paths.items()
+    ]
+    unlisted = {image.name for images in paths.values() for image in images} - listed
+    images = [image for image in capture.images if image.name not in unlisted]
+    return replace(capture, images=images, splits=splits, paths=paths, notes=notes_of(*capture.notes, *notes))
+
+
+def _is_as_named(image: PosedImage) -> bool:
+    """Whether the path of an image's file ends as its name, whose extension may be missing or another."""
+    *said, name = [part for part in posixpath.normpath(image.name).split("/") if part not in ("", "..")]
+    *there, file = image.found.parts[-len(said) - 1 :]
+    (stem, ending), (file_stem, file_ending) = posixpath.splitext(name), posixpath.splitext(file)
+    is_other_type = stem == file_stem and ending.lower() != file_ending.lower()
+    is_bare = ending.lower() not in IMAGE_EXTENSIONS and name == file_stem
+    said, there = ([re.sub(r"^images_\d+$", "images", part) for part in folders] for folders in (said, there))
+    return said == there and (name == file or is_other_type or is_bare)
 
 
 def _as_named(file: Path) -> Path | None:
@@ -137,10 +162,14 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
         notes.append(CUT_OUT)
     if frame is None:
         frame = scene_frame(capture, training, judged, data.box, unbounded)
+
+    def cameras_of(images: list[PosedImage], lenses: list[Lens]) -> Cameras:
+        poses = frame.to_model(np.stack([image.camera_to_world for image in images]))  # [V, 3, 4]
+        return Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
+
     views = {}
     for split, chosen in splits.items():
-        poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
-        cameras = Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), [lenses[image.name] for image in chosen])
+        cameras = cameras_of(chosen, [lenses[image.name] for image in chosen])
         masks = [image.mask for image in chosen]
         views[split] = Views(
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
@@ -155,6 +184,7 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
     return Scene(
         capture.name, capture.format, views, tuple(frame.up.tolist()), frame,
         notes_of(*capture.notes, *judged.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
+        paths={split: cameras_of(path, [image.lens for image in path]) for split, path in capture.paths.items()},
     )  # fmt: skip
 
 
@@ -167,8 +197,12 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     n_images = len(capture.images)
     names = ", ".join(map(shown, missing[:SHOWN_NAMES]))
     note = f"{len(there)} of {n_images} listed images are there; {len(missing)} are missing, the first: {names}"
-    if 2 * len(there) < n_images:
-        raise SceneError(f"data.path: {note}; put them where the files name them, or correct the files")
+    trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
+    if 2 * len(there) < n_images and 2 * sum(image.name in trained for image in there) < len(trained):
+        lacking = next(image.file for image in capture.images if image.found is None)
+        raise SceneError(
+            f"data.path: {note}; put them where the files name them, or correct the files{beside(lacking)}"
+        )
     return there, [note]
 
 

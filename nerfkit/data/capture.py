@@ -75,6 +75,7 @@ class Capture:
     points: Points | None = None
     up: tuple[float, float, float] | None = None  # world axis that points up, if the files say so
     splits: dict[str, list[str]] = field(default_factory=dict)  # names by split, where the files say so
+    paths: dict[str, list[PosedImage]] = field(default_factory=dict)  # splits without any image; see `resolve_files`
     white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
     notes: tuple[Note, ...] = ()  # what a user should know: which of several models was read, ...
     is_solved: bool = False  # poses of plain photographs, which were found for them
@@ -83,6 +84,17 @@ class Capture:
     def format_again(self) -> str:
         """The data.format that reads the same folder again: of photographs, poses are looked for again."""
         return "auto" if self.is_solved else self.format
+
+
+def rotations_of(quaternions: np.ndarray) -> np.ndarray:
+    """Rotations [N, 3, 3] of quaternions w x y z [N, 4] of any length."""
+    w, x, y, z = (quaternions / np.linalg.norm(quaternions, axis=1)[:, None]).T
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+    ]
+    return np.moveaxis(np.array(rows), -1, 0).copy()
 
 
 def check_rotation(rotation: np.ndarray, where: str) -> None:

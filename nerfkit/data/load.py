@@ -15,6 +15,8 @@ from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data import readers
 from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
+from nerfkit.data.readers import foreign
+from nerfkit.data.readers.folders import is_folder, list_images
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.sfm import VIDEOS, solve
@@ -85,11 +87,13 @@ def load_capture(
             f"{' or '.join(found)}: leave out --data.format, or choose {' or '.join(found)}"
         )
     if formats := found if format == "auto" else [format]:
-        return resolve_files(readers.read(folder, formats, seeks_points))
+        return resolve_files(readers.read(folder, formats, seeks_points), folder)
     _check_photographs(folder)
     report(f"{shown(folder)} has no camera poses; they are looked for")
+    if is_folder(folder) and (names := foreign.others_with_poses(folder)):
+        report(f"note: {shown(', '.join(names))} may hold poses, but of no format that is read")
     solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
-    return replace(resolve_files(readers.read(solved, ["colmap"])), is_solved=True)
+    return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
 
 
 def format_elsewhere(path: str, format: str) -> str:
@@ -110,6 +114,7 @@ def _check_photographs(folder: Path) -> None:
     that is of a scene with poses."""
     if folder.is_file():  # a video
         return
+    foreign.check_no_poses(folder)
     place = image_folder(folder)
     try:
         entries = list(place.iterdir())
@@ -127,7 +132,11 @@ def _check_photographs(folder: Path) -> None:
             raise SceneError(f"data.path: {shown(place)} holds {what}")
         expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
         expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
-        raise SceneError(f"data.path: no known scene format in {shown(folder)} ({expected})")
+        within = [entry for entry in inner if readers.formats_of(entry)] or [
+            (place / name).parent for name in list_images(place)[:1]
+        ]
+        meant = f"; is {' or '.join(map(shown, within[:3]))} meant?" if within else ""
+        raise SceneError(f"data.path: no known scene format in {shown(folder)} ({expected}){meant}")
     folder = folder.resolve()
     if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
         scene = shown(folder.parent)

@@ -149,6 +149,7 @@ class Scene:
     format_again: str = "auto"  # data.format that reads the same scene again
     points: Points | None = None  # sparse points of the files, in their frame
     source: DataConfig | None = None  # how it was read
+    paths: dict[str, Cameras] = field(default_factory=dict)  # splits without images, in the model's frame
 
     @property
     def is_place(self) -> bool:

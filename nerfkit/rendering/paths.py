@@ -14,6 +14,7 @@ or follows the transforms schema, with every frame as `nerfkit render --path FIL
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import warnings
@@ -31,8 +32,10 @@ from nerfkit import reading
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.plausible import doubts_of_lenses
+from nerfkit.data.capture import rotations_of
 from nerfkit.data.readers.transforms.cameras_json import (
     frames_of,
+    is_number,
     number,
     parse_cameras,
     pose_of,
@@ -48,6 +51,7 @@ ELEVATION = 25.0  # degrees, of an orbit
 PATH_KEY = "camera_path"
 FOV_LIMITS = (0.1, 179.0)  # degrees
 NERFSTUDIO_FPS = 24  # of a file of nerfstudio's that is written
+NGP_SCALE, NGP_OFFSET = 0.33, 0.5  # of instant-ngp's unit cube, where a scene's file gives none
 MAX_KEYFRAMES = 500
 MAX_FRAMES = 20_000
 SECONDS, FPS = 2.0, 30  # of a new keyframe, of a new path
@@ -147,6 +151,8 @@ def read_path(
     Raises SceneError naming file, place and key.
     """
     content = reading.read_json(file, SceneError, "path file")
+    if path := _of_keyframes(content, shown(file), size, own_size, frame):
+        return path.cameras()
     if isinstance(content, dict) and PATH_KEY in content:
         cameras = _of_nerfstudio(content, shown(file), size, own_size, frame)
     else:
@@ -159,13 +165,10 @@ def read_path(
     return cameras
 
 
-def _of_nerfstudio(
-    content: dict[str, Any],
-    where: str,
-    size: tuple[int, int],
-    own_size: tuple[int, int] | None,
-    frame: Frame | None,
-) -> Cameras:
+def _size_of(
+    content: dict[str, Any], where: str, size: tuple[int, int], own_size: tuple[int, int] | None
+) -> tuple[int, int]:
+    """The size of the images of nerfstudio's perspective cameras."""
     kind = content.get("camera_type", "perspective")
     if kind != "perspective":
         raise SceneError(f"{where}: camera_type {kind!r:.40} cannot be rendered, only perspective")
@@ -174,6 +177,13 @@ def _of_nerfstudio(
     if own_size is None and ("render_width" in content or "render_height" in content):
         stated = {"w": content.get("render_width"), "h": content.get("render_height")}
         own_size = size_of(stated, f"{where}: render_width and render_height as w and h")
+    return own_size or size
+
+
+def _of_nerfstudio(
+    content: dict[str, Any], where: str, size: tuple[int, int], own_size: tuple[int, int] | None, frame: Frame | None
+) -> Cameras:
+    size = _size_of(content, where, size, own_size)
     poses, fovs = [], []
     for index, entry in enumerate(frames_of({"frames": content[PATH_KEY]}, where)):
         place, matrix = f"{where}: {PATH_KEY} {index}", entry.get("camera_to_world")
@@ -182,7 +192,7 @@ def _of_nerfstudio(
         poses.append(pose_of(matrix, f"{place}: camera_to_world as transform_matrix"))
         fov = number({"fov": content.get("default_fov"), **entry}, "fov", place, *FOV_LIMITS)
         fovs.append(math.radians(fov))
-    return pinholes(poses if frame is None else frame.to_model(np.stack(poses)), fovs, own_size or size)
+    return pinholes(poses if frame is None else frame.to_model(np.stack(poses)), fovs, size)
 
 
 def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int) -> dict[str, Any]:
@@ -270,6 +280,8 @@ class CameraPath:
 def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> CameraPath:
     """The path of a file; of one without keyframes, each of its frames is one. Raises SceneError."""
     content = reading.read_json(file, SceneError, "path file")
+    if path := _of_keyframes(content, shown(file), size, frame=frame):
+        return path
     cameras = read_path(file, size, frame=frame)
     path = CameraPath(size=max(cameras.sizes()))
     path.fps = max(round(number(content, "fps", shown(file), 0, 1001)), 1) if "fps" in content else FPS
@@ -284,6 +296,64 @@ def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> 
         height, focal = cameras.size(index)[1], float(cameras.focal[index, 1])
         path.keyframes.append(Keyframe(pose, 2 * math.atan(height / 2 / focal), 1 / path.fps))
     return path
+
+
+def _of_keyframes(
+    content: Any,
+    where: str,
+    size: tuple[int, int],
+    own_size: tuple[int, int] | None = None,
+    frame: Frame | None = None,
+) -> CameraPath | None:
+    """The path between keyframes that nerfstudio or instant-ngp saved without the frames; None of other content."""
+    if not isinstance(content, dict):
+        return None
+    is_ngp, is_empty = isinstance(content.get("path"), list), not content.get(PATH_KEY)
+    kept = content["path"] if is_ngp else content.get("keyframes") if is_empty else None
+    if not isinstance(kept, list) or not kept:
+        return None
+    if is_ngp:
+        scale = number({"scale": content.get("scale", NGP_SCALE)}, "scale", where, above=0)
+        text = (
+            f"{where}: read with scale {scale:g}; if the scene's transforms.json has another, write it into this file"
+        )
+        warnings.warn(text, stacklevel=3)
+    size, keyframes = _size_of(content, where, size, own_size), []
+    for index, entry in enumerate(frames_of({"frames": kept}, where)):
+        place = f"{where}: keyframe {index}"
+        pose = _of_ngp(entry, place, scale) if is_ngp else _rows(entry.get("matrix"), place)
+        fov = number({"fov": None, **entry}, "fov", place, *FOV_LIMITS)
+        pose = pose_of(pose, place)
+        keyframes.append(Keyframe(pose if frame is None else frame.to_model(pose), math.radians(fov)))
+    path = CameraPath(keyframes, loop=content.get("is_cycle") is True or content.get("loop") is True, size=size)
+    if "seconds" in content:
+        seconds = number(content, "seconds", where, 0, 1e5)
+        path.keyframes = [replace(key, seconds=seconds / max(len(kept) - (not path.loop), 1)) for key in keyframes]
+    path.fps = round(number(content, "fps", where, 0.5, 1001)) if "fps" in content else FPS
+    return path
+
+
+def _rows(matrix: Any, where: str) -> Any:
+    """The rows of 16 numbers, in a list or a text of one, row by row or column by column."""
+    with contextlib.suppress(ValueError, RecursionError):
+        matrix = json.loads(matrix, parse_int=float) if isinstance(matrix, str) else matrix
+    if not isinstance(matrix, list) or len(matrix) != 16 or not all(map(is_number, matrix)):
+        raise SceneError(f"{where}: 'matrix' must be 16 numbers")
+    rows = np.array(matrix, dtype=np.float64).reshape(4, 4)
+    return (rows.T if np.abs(rows[3, :3]).max() > np.abs(rows[:3, 3]).max() else rows).tolist()
+
+
+def _of_ngp(entry: dict[str, Any], where: str, scale: float) -> Any:
+    """The matrix of a quaternion R x y z w, OpenCV's axes, and a position T in instant-ngp's unit cube, y z x."""
+    values = [entry.get("R"), entry.get("T")]
+    sizes = [len(part) if isinstance(part, list) and all(map(is_number, part)) else 0 for part in values]
+    if sizes != [4, 3] or not any(values[0]):
+        raise SceneError(f"{where} must have 'R' of 4 numbers and 'T' of 3")
+    x, y, z, w = values[0]
+    pose = np.concatenate([rotations_of(np.array([[w, x, y, z]]))[0], np.array([values[1]]).T], axis=1)[[2, 0, 1]]
+    pose[:, 1:3] *= -1
+    pose[:, 3] = (pose[:, 3] - NGP_OFFSET) / scale
+    return pose.tolist()
 
 
 def _keyframe(entry: Any, index: int, where: str, frame: Frame | None) -> Keyframe:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nerfkit.data.capture import Capture, notes_of
-from nerfkit.data.readers import llff
+from nerfkit.data.readers import llff, small_formats
 from nerfkit.data.readers.colmap import reader as colmap
 from nerfkit.data.readers.transforms import reader as transforms_capture
-from nerfkit.errors import UserError
+from nerfkit.errors import SceneError, UserError
 
 
 class Reader(NamedTuple):
@@ -34,6 +34,10 @@ READERS = {
     "transforms": Reader("transforms.json", transforms_capture.recognises, transforms_capture.read),
     "colmap": Reader("sparse/0 (cameras, images, points3D) and images", colmap.recognises, colmap.read),
     "llff": Reader("poses_bounds.npy and images", llff.recognises, llff.read),
+    "polycam": Reader("keyframes/cameras and keyframes/images", small_formats.is_polycam, small_formats.read_polycam),
+    "record3d": Reader("metadata.json and rgb", small_formats.is_record3d, small_formats.read_record3d),
+    "nsvf": Reader("pose, intrinsics.txt and rgb", small_formats.is_nsvf, small_formats.read_nsvf),
+    "idr": Reader("cameras.npz and image", small_formats.is_idr, small_formats.read_idr),
 }
 
 
@@ -45,13 +49,21 @@ def formats_of(folder: Path) -> list[str]:
 def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture:
     """The capture in a folder of `formats`, as the first of them; but as COLMAP's where a transforms.json has no sparse
     points, if they are sought."""
-    capture = READERS[formats[0]].read(folder)
+    capture, errors = None, []
+    for format in formats:  # the first whose files are whole
+        try:
+            capture = READERS[format].read(folder)
+            break
+        except SceneError as error:
+            errors.append(error)
+    if capture is None:
+        raise errors[0]
+    notes = [f"not read as {format}: {error}" for format, error in zip(formats, errors, strict=False)]
     if capture.format == "transforms" and "colmap" in formats and seeks_points:
         capture = _model_that_knows_more(folder, capture) or capture
     if others := [name for name in formats if name != capture.format]:
-        note = f"read as {capture.format}; --data.format {' or '.join(others)} would be possible, too"
-        capture = replace(capture, notes=notes_of(note, *capture.notes))
-    return capture
+        notes.append(f"read as {capture.format}; --data.format {' or '.join(others)} would be possible, too")
+    return replace(capture, notes=notes_of(*notes, *capture.notes))
 
 
 def _model_that_knows_more(folder: Path, of_json: Capture) -> Capture | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from nerfkit.errors import SceneError
@@ -54,6 +55,33 @@ def native(name: str, where: str) -> str:
         return native_name(name)
     except ValueError:
         raise SceneError(f"{where}: '{shown(name)}' cannot be the name of a file") from None
+
+
+def nearest_of(
+    missing: Iterable[Path], others: Iterable[Path], find: Callable[[Path], Path | None]
+) -> dict[Path, Path]:
+    """What `find` gives for files that are missing, where that is neither one of the `others` nor given twice."""
+    near = {file: found for file in missing if (found := find(file)) is not None}
+    counts = Counter([*others, *near.values()])
+    return {file: found for file, found in near.items() if counts[found] == 1}
+
+
+def places_of(folder: Path) -> list[Path]:
+    """Where the files of a capture may be that were named on another computer."""
+    return [folder, *(folder / name for name in IMAGE_FOLDERS if is_folder(folder / name))]
+
+
+def beside(file: Path) -> str:
+    """The end of a message on a missing file: where it leads as a link, or which images are near where it should be."""
+    if file.is_symlink():
+        return f"; {shown(file.name)} is a link to {shown(os.readlink(file))}, which is not there"
+    place = next(filter(is_folder, file.parents), None)
+    for pattern in ("*", "*/*") if place else ():
+        files = [file for file in place.glob(pattern) if file.suffix.lower() in IMAGE_EXTENSIONS]
+        if files:
+            names = first_of(file.relative_to(place).as_posix() for file in files)
+            return f"; {shown(place)} has {len(files)} images ({names})"
+    return ""
 
 
 def find_masks(folder: Path, names: Iterable[str]) -> tuple[dict[str, Path], list[str]]:

@@ -22,7 +22,7 @@ Report = Callable[[str], None]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 OTHERS = (".heic", ".heif", ".tif", ".tiff", ".bmp", ".gif", ".avif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".exr")
 NOT_PHOTOGRAPHS = re.compile(r"masks?|depths?|normals?|sparse|dense|images_[0-9]+")  # sub-folders
-MAPS = re.compile(r"(.*[._-])?(masks?|depths?|normals?|confidence)([._-].*)?", re.I)  # stems of files beside them
+MAPS = re.compile(r"(.*[._-])?(masks?|depths?|disparity|normals?|conf|confidence)([._-].*)?", re.I)  # stems
 EXHAUSTIVE = 120  # photographs: up to here every pair is matched
 OVERLAP = 10  # neighbours of each photograph of a sequence, and as many powers of two
 STEP = 30  # between the numbers of neighbours in a sequence, at most
@@ -80,6 +80,8 @@ def find_photographs(folder: Path, report: Report) -> list[Photograph]:
         report(f"note: {len(maps)} masks or maps of depth are not used as photographs (the first: {shown(maps[0])})")
     if len(found) < 3:
         raise SceneError(f"{shown(folder)} holds {len(found)} photographs, but camera poses need at least 3")
+    if all(photo.lens[0] == 2 * photo.lens[1] for photo in found):
+        report("note: the photographs are twice as wide as high: split panoramas into pinhole views first")
     return found
 
 

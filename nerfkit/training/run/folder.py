@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,14 @@ class RunScene:
     up: tuple[float, float, float]  # world axis that points up
     splits: dict[str, dict[str, Any]]  # cameras of each in the schema of a transforms file
     frame: dict[str, Any] | None = None  # None where the files' frame is the model's
+    paths: dict[str, dict[str, Any]] = field(default_factory=dict)  # cameras of splits without images
 
     def cameras(self, split: str, file: Path) -> Cameras:
-        """Cameras of one split; raises RunError if there is none, SceneError naming `file` if they are broken."""
-        if split not in self.splits:
+        """Cameras of a split or path; raises RunError if there is none, SceneError naming `file` if they are broken."""
+        known = self.splits | self.paths
+        if split not in known:
             raise RunError(f"the run in {file.parent} knows no split {split!r}; it has {', '.join(self.splits)}")
-        return parse_cameras(self.splits[split], file)
+        return parse_cameras(known[split], file)
 
     def names(self, split: str) -> list[str]:
         """Of the views of a split, all different."""
@@ -87,8 +89,9 @@ class RunScene:
 def describe(scene: Scene) -> RunScene:
     """Description of `scene` for a run folder."""
     splits = {name: to_json(views.cameras, views.names) for name, views in scene.views.items()}
+    paths = {name: to_json(path, [f"{view:04d}" for view in range(len(path))]) for name, path in scene.paths.items()}
     frame = scene.frame.to_json() if scene.frame is not None else None
-    return RunScene(scene.name, scene.up, splits, frame)
+    return RunScene(scene.name, scene.up, splits, frame, paths)
 
 
 class RunFolder(OwnFolder):
@@ -228,7 +231,7 @@ def _same(a: Any, b: Any) -> bool:
 def read_scene(folder: Path) -> RunScene:
     """The run's description of its scene; raises RunError if that is missing or broken."""
     scene = read_scene_as(RunScene, folder)
-    for split in scene.splits:
+    for split in scene.splits | scene.paths:
         scene.cameras(split, folder / SCENE)  # raises SceneError
     return scene
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, Points, PosedImage, notes_of
+from nerfkit.data.capture import Capture, Points, PosedImage, notes_of, rotations_of
 from nerfkit.data.readers.colmap.records import (
     BinaryRecords,
     ImageRecord,
@@ -31,7 +31,7 @@ from nerfkit.data.readers.colmap.records import (
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
-from nerfkit.reading import in_any_case, shown
+from nerfkit.reading import alike, shown
 
 FORMS = {".bin": BinaryRecords, ".txt": TextRecords}
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")
@@ -128,7 +128,7 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     probes = names[:: -(-len(names) // PROBES)]
 
     def n_there(place: Path) -> int:
-        return sum(in_any_case(place / name) is not None for name in probes)
+        return sum(alike(place, name) is not None for name in probes)
 
     usual = [folder / name for name in IMAGE_FOLDERS if is_folder(folder / name)]
     found = next((place for place in usual if 2 * n_there(place) >= len(probes)), None)
@@ -143,7 +143,7 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     notes = [f"images are taken from {_short(found, folder)}"] if found.name != IMAGE_FOLDERS[0] else []
     known = {os.path.normpath(name) for name in names}
     tops = {_top(name) for name in known}
-    known |= {os.path.relpath(in_any_case(found / name) or found / name, found) for name in known}
+    known |= {os.path.relpath(alike(found, name) or found / name, found) for name in known}
     files = [file for file in list_images(found) if found != folder or _top(file) in tops]  # or only beside the images
     if without := [file for file in files if file not in known]:
         notes.append(f"{len(without)} of {len(files)} images in {shown(found.name)} have no pose ({first_of(without)})")
@@ -221,14 +221,7 @@ def _camera_to_world(images: list[ImageRecord]) -> np.ndarray:
             f"{image.place}: image '{shown(image.name)}' has no usable pose (quaternion {image.pose[:4]}, translation "
             f"{image.pose[4:]}); leave it out of the model"
         )
-    w, x, y, z = (values[:, :4] / length[:, None]).T
-    rows = [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
-        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
-        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
-    ]
-    world_to_camera = np.moveaxis(np.array(rows), -1, 0).copy()  # [N, 3, 3]
-    rotation = world_to_camera.transpose(0, 2, 1)
+    rotation = rotations_of(values[:, :4]).transpose(0, 2, 1)
     center = -rotation @ values[:, 4:, None]  # [N, 3, 1]
     return np.concatenate([rotation * TO_OPENGL, center], axis=2)
 

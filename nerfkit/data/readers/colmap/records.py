@@ -274,7 +274,7 @@ def images_of(records: BinaryRecords | TextRecords) -> list[ImageRecord]:
 def image_name(name: bytes, where: str) -> str:
     """The name of an image, a path below its folder; raises SceneError naming `where`."""
     try:
-        text = name.decode()
+        text = name.decode().replace("\\", "/")  # as Windows has it between folders
     except UnicodeDecodeError:
         raise SceneError(f"{where}: image name '{shown(repr(name)[2:-1])}' is not UTF-8; rename the image") from None
     if not text.strip() or "\0" in text or len(name) > NAME_LIMIT or posixpath.basename(text) in ("", "."):

@@ -65,6 +65,7 @@ KNOWN = {  # all that are used or refused, or say nothing of cameras and images
     "transform_matrix", "up", "n_frames", "masks", "white_transparent", "black_transparent", "rotation", "lens", "fps",
     "keyframes", "crop", "checkpoint_step", "checkpoint_seconds",
 }  # fmt: skip
+OF_FILE = KNOWN - {"frames"}  # that a file may give all of its frames
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def values_of_frame(content: dict[str, Any], frame: dict[str, Any], where: str) 
             "give the frame all coefficients of its lens"
         )
     replaced = [key for family in (FOCAL, SIZE) if any(key in frame for key in family) for key in family]
-    return {key: value for key, value in content.items() if key not in replaced} | frame
+    return {key: content[key] for key in OF_FILE if key in content and key not in replaced} | frame
 
 
 def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerfstudio: bool = False) -> Lens:
@@ -274,6 +275,8 @@ def _coefficients(values: dict[str, Any], where: str) -> dict[str, float]:
 
 def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> dict[str, float]:
     """Focal lengths fx and fy, and principal point cx and cy [pixels]."""
+    beaten = beaten_angles(values, where, width, height)
+    values = {key: value for key, value in values.items() if key not in beaten}
     if "fl_x" in values:
         values = {"fl_y": values["fl_x"]} | values
     fx = _focal(values, where, "x", width)
@@ -289,13 +292,32 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
     return {"fx": fx, "fy": fy, "cx": cx, "cy": cy}
 
 
-def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | None:
-    """Focal length [pixels] along an axis with `side` pixels, by length or by angles of view, which have to agree."""
-    found = {key: number(values, key, where, above=0) for key in (f"fl_{axis}",) if key in values}
+def beaten_angles(values: dict[str, Any], where: str, width: int, height: int) -> list[str]:
+    """Angles that contradict fl_x and fl_y, where these are of a stated size and of square pixels: Blender's angles are
+    of its sensor, not of the image."""
+    if not {"fl_x", "fl_y", *SIZE} <= values.keys():
+        return []
+    fx, fy = (number(values, key, where, above=0) for key in ("fl_x", "fl_y"))
+    if abs(fx - fy) > ANGLE_TOLERANCE * fx:
+        return []
+    found = {**_by_angle(values, where, "x", width), **_by_angle(values, where, "y", height)}
+    return [key for key, focal in found.items() if abs(focal - fx) > ANGLE_TOLERANCE * fx]
+
+
+def _by_angle(values: dict[str, Any], where: str, axis: str, side: int) -> dict[str, float]:
+    """Focal lengths [pixels] along an axis by the keys of angles that are there."""
+    found = {}
     for key, unit in ANGLES[axis].items():
         if key in values:
             angle = unit * number(values, key, where, above=1e-6 / unit, below=math.pi / unit)
             found[key] = 0.5 * side / math.tan(0.5 * angle)
+    return found
+
+
+def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | None:
+    """Focal length [pixels] along an axis with `side` pixels, by length or by angles of view, which have to agree."""
+    found = {key: number(values, key, where, above=0) for key in (f"fl_{axis}",) if key in values}
+    found |= _by_angle(values, where, axis, side)
     first = next(iter(found), None)
     for key, focal in found.items():
         if abs(focal - found[first]) > ANGLE_TOLERANCE * found[first]:

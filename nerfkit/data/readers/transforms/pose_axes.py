@@ -45,11 +45,12 @@ def doubts_of_axes(
     meet = rig.focus is not None and rig.miss < NEAR_FOCUS and np.linalg.eigvalsh(across)[0] >= SPREAD
     looks_away = meet and rig.in_front < 1 - IN_FRONT
     is_upside_down = up is not None and (poses[:, :, 1] @ np.array(up)).mean() < -0.5 * np.linalg.norm(up)
+    is_upright = up is not None and poses[:, 2, 1].mean() > 0.5  # along z, which is up in the formats that state one
     away = "the cameras look away from the point where their axes meet"
     if looks_away and is_upside_down:
         raise SceneError(f"{where}: {opencv}: {away}, and stand upside down; {ADVICE}, or else give the world's 'up'")
     if looks_away:
-        return [Note("warning", f"{opencv}, or the capture looks outwards: {away}; {ADVICE}")]
+        return [Note("info" if is_upright else "warning", f"{opencv}, or the capture looks outwards: {away}; {ADVICE}")]
     if is_upside_down and not meet:
         return [Note("warning", f"{opencv}: the cameras stand upside down; {ADVICE}")]
     return []
@@ -64,12 +65,20 @@ def _meets_better(rig: Rig) -> str | None:
         there = measure(others)
         if there.focus is None or there.in_front < IN_FRONT or there.miss > NEAR_AXES:
             continue
+        looks_away = rig.focus is not None and rig.miss < NEAR_AXES and rig.in_front < 1 - IN_FRONT
+        if looks_away and 2 * _spread(others) < _spread(rig.poses):  # from a ring outwards
+            continue
         if rig.focus is None or rig.in_front < 0.5 or rig.miss > BETTER * there.miss:
             return (
                 f"{words}: read so, the cameras' axes miss their common point by {there.miss:.2f} of its distance and "
                 f"{there.in_front:.0%} have it in front, as they stand by {rig.miss:.2f} and {rig.in_front:.0%}"
             )
     return None
+
+
+def _spread(poses: np.ndarray) -> float:
+    """How far cameras are apart."""
+    return float(poses[:, :, 3].std(axis=0).max())
 
 
 def _points_seen(images: list[PosedImage], points: np.ndarray) -> tuple[int, int]:

@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 import os
 import posixpath
+import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,10 @@ from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms.cameras_json import (
     INSTANT_NGP,
     NERFSTUDIO,
+    OF_FILE,
     SIZE,
     SPLITS,
+    beaten_angles,
     doubts_of_scales,
     frames_of,
     is_number,
@@ -34,12 +39,13 @@ from nerfkit.data.readers.transforms.cameras_json import (
     lens_of,
     pose_of,
     size_of,
-    unused_keys,
     values_of_frame,
 )
+from nerfkit.data.readers.transforms.chosen import chosen
 from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
+from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
-from nerfkit.reading import in_any_case, shown
+from nerfkit.reading import nearest, shown
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
@@ -50,6 +56,7 @@ REFUSED = {  # keys that change the pixels, with advice
     **dict.fromkeys(("white_transparent", "black_transparent"), "put the transparency into the images' alpha"),
     "masks": "put the mask into the images' alpha, or remove the key",
 }
+PARSED = 32  # bytes in memory for each byte of a JSON file, about
 Z_UP = (0.0, 0.0, 1.0)
 
 
@@ -63,6 +70,7 @@ class _Frame:
     where: str  # for messages
     name: str
     path: Path
+    split: str = ""  # if one of its keys says so
 
 
 def recognises(folder: Path) -> bool:
@@ -84,7 +92,7 @@ def read(folder: Path) -> Capture:
     others = sorted(other.name for other in folder.glob("*.json") if other.name not in (MAIN, *SPLIT_FILES))
     if others:
         notes.append(f"{MAIN} is read, and no other JSON file: {shown(', '.join(others))}")
-    frames = sorted(_frames(content, file), key=lambda frame: frame.name)
+    frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
     _check_distinct(frames)
     masks, white_ignores, mask_notes = _find_masks(frames, folder)
     images = _images(frames, masks, dialect == "nerfstudio", notes)
@@ -96,9 +104,9 @@ def read(folder: Path) -> Capture:
         images=images,
         points=points,
         up=up,
-        splits=_listed_splits(content, file, images),
+        splits=_splits(content, file, frames),
         white_ignores=white_ignores,
-        notes=notes_of(*notes, *mask_notes, *_remarks(content, file)),
+        notes=notes_of(*notes, *mask_notes, *_doubts(content, file)),
     )
 
 
@@ -108,7 +116,7 @@ def read_synthetic(folder: Path) -> Capture:
     if (train := folder / "transforms_train.json") not in contents:
         raise SceneError(f"{shown(train)} is missing")
     notes: list[str | Note] = []
-    frames = {file: _frames(content, file) for file, content in contents.items()}
+    frames = {file: _frames(content, file, notes) for file, content in contents.items()}
     for listed in frames.values():
         _check_distinct(listed)
         for frame in listed:
@@ -118,24 +126,26 @@ def read_synthetic(folder: Path) -> Capture:
     images = _images(merged, [None] * len(merged), False, notes)
     notes += doubts_of_axes(shown(folder), images, None, Z_UP)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
+    for frame in merged:
+        if frame.split not in ("", (stated := SPLIT_FILES[frame.file.name])):
+            raise SceneError(f"{frame.where}: its split is {frame.split}, but the file's {stated}; leave out one")
     for file, content in contents.items():
-        notes += _remarks(content, file)
+        notes += _doubts(content, file)
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
 
 
 def _content(file: Path) -> dict[str, Any]:
+    needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
+    if free is not None and needed > free:
+        raise SceneError(f"{shown(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
     content = reading.read_json(file, SceneError, "scene file")
     frames_of(content, shown(file))
     return content
 
 
-def _remarks(content: dict[str, Any], file: Path) -> list[str | Note]:
-    """Notes of the keys that nothing is known of, and of scales that are none."""
-    unused, doubts = ", ".join(unused_keys(content)), doubts_of_scales(content)
-    return [
-        *([f"{shown(file.name)}: keys that are not used: {shown(unused)}"] if unused else []),
-        *as_warnings(f"{shown(file.name)}: {line}" for line in doubts),
-    ]
+def _doubts(content: dict[str, Any], file: Path) -> list[Note]:
+    """Warnings of scales that are none."""
+    return as_warnings(f"{shown(file.name)}: {line}" for line in doubts_of_scales(content))
 
 
 def _dialect(content: dict[str, Any]) -> tuple[str, str]:
@@ -150,30 +160,40 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
     return "transforms", "no key tells whether the capture is nerfstudio's or instant-ngp's; read as what both share"
 
 
-def _frames(content: dict[str, Any], file: Path) -> list[_Frame]:
-    """The frames of a file with the names and paths of their images."""
-    frames, text = [], shown(file)
-    for index, own in enumerate(content["frames"]):
+def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> list[_Frame]:
+    """The frames of a file that count, with the names and paths of their images."""
+    frames, missing, text = [], set(), shown(file)
+    for index, split in chosen(content, file.name, notes).items():
+        own = content["frames"][index]
         where = f"{text}: frame {index}"
         if "file_path" not in own:
             raise SceneError(f"{where}: key 'file_path' is missing")
-        path = _image_file(file.parent, own["file_path"], where)
-        frames.append(_Frame(own, content, file, where, own["file_path"].replace("\\", "/"), path))
-    return frames
+        path = _path_of(file.parent, own["file_path"], "file_path", where)
+        there = next(filter(os.path.exists, _candidates(path)), None)
+        if there is not None and os.path.isdir(there):
+            raise SceneError(f"{where}: 'file_path' {shown(own['file_path'])} is a folder; name an image in it")
+        name = own["file_path"].replace("\\", "/")
+        frames.append(_Frame(own, content, file, where, name, there or path, split))
+        if there is None:
+            missing.add(path)
+    places = folders.places_of(file.parent)
+
+    def find(path: Path) -> Path | None:
+        return nearest(path, places, [re.split(r"[\\/]", str(candidate))[-1] for candidate in _candidates(path)])
+
+    near = folders.nearest_of(missing, {frame.path for frame in frames}, find)
+    return [replace(frame, path=near.get(frame.path, frame.path)) for frame in frames]
 
 
-def _image_file(folder: Path, name: Any, where: str) -> Path:
-    """The file of an image: as it is named, or with the first known extension that exists, or where it should be."""
-    path = str(_path_of(folder, name, "file_path", where))
-    stem, extension = os.path.splitext(path)
-    if extension.lower() in EXTENSIONS:
-        candidates = [path, *(stem + known for known in EXTENSIONS)]
-    else:
-        candidates = [*(path + known for known in EXTENSIONS), path]
-    there = next(filter(os.path.exists, candidates), None)
-    if there is not None and os.path.isdir(there):
-        raise SceneError(f"{where}: 'file_path' {shown(name)} is a folder; name an image in it")
-    return Path(there or next(filter(None, map(in_any_case, map(Path, candidates))), path))
+def _candidates(path: Path) -> list[Path]:
+    """Files that a frame may mean: as it is named, or with another extension, or with one more or less."""
+    text = str(path)
+    stem, extension = os.path.splitext(text)
+    longer = [text + known for known in EXTENSIONS]
+    if extension.lower() not in EXTENSIONS:
+        return [*map(Path, longer), path]
+    shorter = [stem] if stem.lower().endswith(EXTENSIONS) else []
+    return [path, *map(Path, [*(stem + known for known in EXTENSIONS), *longer, *shorter])]
 
 
 def _check_distinct(frames: list[_Frame]) -> None:
@@ -193,7 +213,7 @@ def _images(
     frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
 ) -> list[PosedImage]:
     """The images of the frames, whose lenses are one object where they are equal."""
-    images, lenses, beaten = [], {}, 0
+    images, lenses, beaten, angles = [], {}, 0, Counter()
     all_values = [values_of_frame(frame.content, frame.own, frame.where) for frame in frames]
     headers = _headers(frame.path for frame, values in zip(frames, all_values, strict=True) if not values.keys() & SIZE)
     other = next(iter(headers.values()), None)
@@ -202,10 +222,14 @@ def _images(
             if is_set(values.get(key)):
                 raise SceneError(f"{frame.where}: '{key}' is not supported; {advice}")
         header = headers.get(frame.path)
-        lens = lens_of(values, frame.where, *_size_of(frame, values, header or other), is_nerfstudio)
+        size = _size_of(frame, values, header or other)
+        lens = lens_of(values, frame.where, *size, is_nerfstudio)
+        angles.update(filter(None, [", ".join(beaten_angles(values, frame.where, *size))]))
         pose = pose_of(frame.own.get("transform_matrix"), frame.where)
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
         images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
+    for keys, count in angles.items():
+        notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
     if beaten:
         notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
     notes.append(f"lenses: {', '.join(sorted({lens.model for lens in lenses}))}")
@@ -247,7 +271,10 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
             where = f"{frame.where}: key 'mask_path' is missing"
             raise SceneError(f"{where}, but other frames have one; give it to all or none")
     named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
-    found = [file if os.path.isfile(file) else None for file in named]
+    there = {file for file in named if os.path.isfile(file)}
+    find = partial(nearest, folders=folders.places_of(folder))
+    near = {file: file for file in there} | folders.nearest_of(set(named) - there, there, find)
+    found = [near.get(file) for file in named]
     missing = [file for file, there in zip(named, found, strict=True) if not there]
     if not any(found):
         raise SceneError(
@@ -298,6 +325,7 @@ def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) 
     if os.path.exists(frame.path):
         image_header(frame.path)  # raises what is wrong with it
     missing = f"image {shown(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
+    missing += folders.beside(frame.path)
     raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
 
 
@@ -306,10 +334,17 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
     if not is_set(name := content.get("ply_file_path")):
         return None
     path = _path_of(file.parent, name, "ply_file_path", shown(file))
+    path = nearest(path, [file.parent]) or path
     if not os.path.lexists(path):
         notes.append(f"ply_file_path: {shown(path)} is missing, so there are no sparse points")
         return None
-    points = ply.read_points(path)
+    try:
+        points = ply.read_points(path)
+    except SceneError as error:
+        if path.suffix.lower() != ".ply":
+            raise
+        notes.append(f"there are no sparse points: {error}")
+        return None
     notes.append(f"{len(points.positions)} sparse points from {shown(path.name)}")
     return points if len(points.positions) else None
 
@@ -327,10 +362,10 @@ def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | Non
     return tuple(value / length for value in up)
 
 
-def _listed_splits(content: dict[str, Any], file: Path, images: list[PosedImage]) -> dict[str, list[str]]:
-    """Names of images by split, where keys list them."""
+def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[str, list[str]]:
+    """Names of images by split, where keys of the file list them, or those of frames say so."""
     splits: dict[str, list[str]] = {}
-    known = {posixpath.normpath(image.name): image.name for image in images}
+    known = {posixpath.normpath(frame.name): frame.name for frame in frames}
     split_of: dict[str, str] = {}
     for split in SPLITS:
         names, where = content.get(f"{split}_filenames"), f"{shown(file)}: '{split}_filenames'"
@@ -347,6 +382,10 @@ def _listed_splits(content: dict[str, Any], file: Path, images: list[PosedImage]
             if other != split:
                 both = f"{where} and '{other}_filenames' both list {shown(image)}"
                 raise SceneError(f"{both}; an image can be of one split only")
+    if of_frames := {frame.name: frame.split for frame in frames if frame.split}:
+        if splits:
+            raise SceneError(f"{shown(file)}: keys of frames say their splits, and lists of names; leave out one")
+        split_of, splits = of_frames, {split: [] for split in SPLITS if split in of_frames.values()}
     for name, split in sorted(split_of.items()):
         splits[split].append(name)
     return splits
@@ -362,7 +401,8 @@ def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) ->
             continue
         if SPLIT_FILES[before.file.name] == "train":
             raise SceneError(f"{before.where} and {frame.where} are both of {shown(frame.name)}; leave out one")
-        if (before.content | {"frames": before.own}) != (frame.content | {"frames": frame.own}):
+        one, other = ([of.own, *map(of.content.get, OF_FILE)] for of in (before, frame))
+        if one != other:
             raise SceneError(f"{before.where} and {frame.where} differ, but are both of {shown(frame.name)}")
     if shared := len(listed) - len(merged):
         notes.append(f"val and test share {shared} images")

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats that are a page each, of pinholes: Polycam's keyframes, Record3D, NSVF and ScanNet, IDR and NeuS."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.capture import Capture, PosedImage, notes_of, rotations_of
+from nerfkit.data.images.pixels import image_header
+from nerfkit.data.readers.folders import is_folder, list_images
+from nerfkit.data.readers.transforms.cameras_json import pose_of
+from nerfkit.data.sfm.photographs import natural_key
+from nerfkit.errors import SceneError
+from nerfkit.reading import read_json, read_regular, read_text_utf8, shown
+
+OPENGL = np.array([1.0, -1.0, -1.0, 1.0])  # of the columns of a pose in OpenCV's axes
+PHONE_UP = (0.0, 1.0, 0.0)  # of ARKit's world, whose cameras have OpenGL's axes
+CORRECTED = ("corrected_cameras", "cameras")  # of Polycam's keyframes, the better first
+POLYCAM = ("fx", "fy", "cx", "cy", "width", "height", *(f"t_{row}{column}" for row in range(3) for column in range(4)))
+INTRINSICS = ("intrinsics.txt", "intrinsic/intrinsic_color.txt", "intrinsics_color.txt")
+NPZ = ("cameras.npz", "cameras_sphere.npz", "cameras_large.npz")  # of one world; they differ in the sphere around it
+NPZ_LIMIT = 2**28  # bytes
+SKEW, FOCAL = 1e-3, 10.0  # of a camera: at most, of the focal length; at least [pixels]
+
+
+def is_polycam(folder: Path) -> bool:
+    return any(is_folder(folder / "keyframes" / name) for name in CORRECTED)
+
+
+def read_polycam(folder: Path) -> Capture:
+    """A JSON file for each image."""
+    inner, images = folder / "keyframes", []
+    pictures = {image.stem: image for image in _images_in(inner, "corrected_images", "images")}
+    for file in sorted(next(inner / name for name in CORRECTED if is_folder(inner / name)).glob("*.json")):
+        values = _array(_values(file, *POLYCAM), shown(file), len(POLYCAM))
+        image = pictures.get(file.stem, inner / "images" / f"{file.stem}.jpg")
+        images.append(_posed(folder, image, values[6:].reshape(3, 4), values[:4], shown(file), values[4:6]))
+    return _capture(folder, "polycam", images, up=PHONE_UP)
+
+
+def is_record3d(folder: Path) -> bool:
+    return os.path.lexists(folder / "metadata.json") and is_folder(folder / "rgb")
+
+
+def read_record3d(folder: Path) -> Capture:
+    """Poses x y z w and position, of rgb/0, 1, 2, ...; K is listed column by column."""
+    file, pictures = folder / "metadata.json", _images_in(folder, "rgb")
+    k, poses, *size = _values(file, "K", "poses", "w", "h")
+    poses, k = _array(poses, f"{shown(file)}: 'poses'", len(pictures), 7), _array(k, f"{shown(file)}: 'K'", 9)
+    if not (np.linalg.norm(poses[:, :4], axis=1) > 1e-6).all():
+        raise SceneError(f"{shown(file)}: 'poses' holds a quaternion of no length")
+    matrices = np.concatenate([rotations_of(poses[:, [3, 0, 1, 2]]), poses[:, 4:, None]], axis=2)
+    images = [
+        _posed(folder, image, pose, k[[0, 4, 6, 7]], f"{shown(file)}: pose {index}", size)
+        for index, (image, pose) in enumerate(zip(pictures, matrices, strict=True))
+    ]
+    return _capture(folder, "record3d", images, up=PHONE_UP)
+
+
+def is_nsvf(folder: Path) -> bool:
+    return is_folder(folder / "pose") and any(os.path.lexists(folder / name) for name in INTRINSICS)
+
+
+def read_nsvf(folder: Path) -> Capture:
+    """A pose in OpenCV axes for each image, -inf where ScanNet has lost track; names 0_, 1_, 2_ are NSVF's splits."""
+    file = next(folder / name for name in INTRINSICS if os.path.lexists(folder / name))
+    lines, side, is_inverse = _numbers(file), None, False
+    if len(lines) in (3, 4) and {len(line) for line in lines} <= {3, 4}:  # a matrix
+        values = [lines[0][0], lines[1][1], lines[0][2], lines[1][2]]
+    elif len(lines) > 3 and len(lines[0]) > 2 and 2 in map(len, lines):  # f cx cy, ..., height and width, is inverse
+        values, sizes = [lines[0][index] for index in (0, 0, 1, 2)], [len(line) == 2 for line in lines].index(True)
+        side, is_inverse = max(lines[sizes]), any(line[0] for line in lines[sizes + 1 :])
+    else:
+        raise SceneError(f"{shown(file)} must be a matrix 3x3 or 4x4, or NSVF's f cx cy and a line of two sides")
+    images, lost, splits = [], [], {}
+    for image in _images_in(folder, "rgb", "color", "images", "image"):
+        where = folder / "pose" / f"{image.stem}.txt"
+        pose = np.array(sum(_numbers(where), [])) if os.path.lexists(where) else np.full(16, np.inf)
+        if not np.isfinite(pose).all():
+            lost.append(image.name)
+            continue
+        pose = _array(pose, f"{shown(where)}: the pose", 16).reshape(4, 4)
+        pose = np.linalg.inv(pose) if is_inverse and np.linalg.det(pose) else pose
+        images.append(_posed(folder, image, pose * OPENGL, values, shown(where), values_of_side=side))
+        splits.setdefault(image.name[:2], []).append(images[-1].name)
+    notes = [f"{len(lost)} of {len(lost) + len(images)} images have no pose (first: {shown(lost[0])})"] if lost else []
+    names = {"0_": "train", "1_": "val" if "2_" in splits else "test", "2_": "test"}
+    splits = (
+        {names[start]: of for start, of in splits.items()} if "0_" in splits and splits.keys() <= names.keys() else {}
+    )
+    return _capture(folder, "nsvf", images, splits=splits, notes=notes_of(*notes))
+
+
+def is_idr(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in NPZ)
+
+
+def read_idr(folder: Path) -> Capture:
+    """world_mat_N projects the world to pixels of the N-th image."""
+    file = next(folder / name for name in NPZ if os.path.lexists(folder / name))
+    content = io.BytesIO(read_regular(file, NPZ_LIMIT, "camera file", SceneError))
+    try:
+        matrices = dict(np.load(content, allow_pickle=False))
+    except Exception as problem:  # zip, header and arrays may be damaged in many ways
+        raise SceneError(f"{shown(file)} is no NumPy archive, or is damaged: {shown(str(problem), 100)}") from None
+    pictures = _images_in(folder, "image", "images", "rgb")
+    masks = _images_in(folder, "mask") if is_folder(folder / "mask") else []
+    notes = [f"{len(masks)} masks of the folder mask, black is ignored"] if masks else []
+    if len(masks) != len(pictures):
+        notes, masks = [f"{note}: not as many as images, not used" for note in notes], [None] * len(pictures)
+    if f"world_mat_{len(pictures) - 1}" not in matrices or f"world_mat_{len(pictures)}" in matrices:
+        raise SceneError(f"{shown(file)} must have world_mat_N for N from 0 to {len(pictures) - 1}, one for each image")
+    images = []
+    for index, (image, mask) in enumerate(zip(pictures, masks, strict=True)):
+        where = f"{shown(file)}: world_mat_{index}"
+        values, pose = _of_projection(_array(matrices.get(f"world_mat_{index}"), where, 4, 4)[:3], where)
+        images.append(_posed(folder, image, pose * OPENGL, values, where, mask=mask))
+    return _capture(folder, "idr", images, notes=notes_of(*notes))
+
+
+def _of_projection(projection: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """fx, fy, cx, cy and the pose [3, 4] in OpenCV axes of K [R | t] times any number."""
+    q, r = np.linalg.qr(projection[::-1, :3].T)
+    signs = np.sign(np.diag(r)[::-1])
+    if abs(np.linalg.det(r)) < 1e-12:
+        raise SceneError(f"{where} is no projection: its columns depend on each other")
+    k, rotation = r.T[::-1, ::-1] * signs / abs(r[0, 0]), q.T[::-1] * signs[:, None]
+    if abs(k[0, 1]) > SKEW * k[0, 0] or k[0, 0] < FOCAL:
+        raise SceneError(f"{where} is K [R | t] of no camera: focal length {k[0, 0]:.4g} pixels, skew {k[0, 1]:.4g}")
+    rotation *= np.sign(np.linalg.det(rotation))
+    center = -np.linalg.solve(projection[:, :3], projection[:, 3])
+    return k[[0, 1, 0, 1], [0, 1, 2, 2]], np.column_stack([rotation.T, center])
+
+
+def _images_in(folder: Path, *names: str) -> list[Path]:
+    """The images in the first of the folders that is there, 2 before 10; raises SceneError without one."""
+    found = next((folder / name for name in names if is_folder(folder / name)), None)
+    if found is None:
+        raise SceneError(f"{shown(folder)}: there is no folder {' or '.join(names)} with the images")
+    return [found / name for name in sorted(list_images(found), key=natural_key) if "/" not in name]
+
+
+def _values(file: Path, *keys: str) -> list[Any]:
+    """Values of a JSON file's keys, all of which have to be there."""
+    content = read_json(file, SceneError, "camera file")
+    if missing := [key for key in keys if not isinstance(content, dict) or key not in content]:
+        raise SceneError(f"{shown(file)}: keys are missing: {', '.join(missing)}")
+    return [content[key] for key in keys]
+
+
+def _numbers(file: Path) -> list[list[float]]:
+    """The numbers of every line of a text file that is not empty."""
+    lines = read_text_utf8(file, SceneError, "camera file").splitlines()
+    try:
+        return [[float(value) for value in line.split()] for line in lines if line.strip()]
+    except ValueError as error:
+        raise SceneError(f"{shown(file)} must hold numbers alone: {shown(str(error))}") from None
+
+
+def _array(values: Any, where: str, *shape: int) -> np.ndarray:
+    """Finite numbers float64 of a shape; raises SceneError naming `where`."""
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        array = np.zeros(0)
+    if array.shape != shape or not np.isfinite(array).all():
+        raise SceneError(f"{where} must be finite numbers of the shape {list(shape)}, got {list(array.shape)}")
+    return array
+
+
+def _posed(
+    folder: Path, file: Path, pose: np.ndarray, values: Any, where: str, size: Any = None,
+    values_of_side: float | None = None, mask: Path | None = None,
+) -> PosedImage:  # fmt: skip
+    """An image with `values` fx, fy, cx, cy, of its `size`, or else of a longer side, or else of the file's size, at a
+    pose [3 or 4, 4] in OpenGL axes."""
+    header = image_header(file) if size is None else None
+    width, height = (header.width, header.height) if header else map(int, _array(size, f"{where}: width, height", 2))
+    values = _array(values, f"{where}: fx, fy, cx, cy", 4) * (
+        max(width, height) / values_of_side if values_of_side else 1
+    )
+    try:
+        lens = Lens("PINHOLE", tuple(values.tolist()), width, height)
+    except SceneError as error:
+        raise SceneError(f"{where}: {error}") from None
+    name = Path(os.path.relpath(file, folder)).as_posix()
+    return PosedImage(name, file, pose_of(pose.tolist(), where), lens, mask, header=header)
+
+
+def _capture(folder: Path, format: str, images: list[PosedImage], **more: Any) -> Capture:
+    if not images:
+        raise SceneError(f"{shown(folder)}: there are no images with poses")
+    return Capture(folder.resolve().name, format, sorted(images, key=lambda image: image.name), **more)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of a transforms file that say which frames count, and of which split: obeyed, refused or doubted by name."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from typing import Any
+
+import numpy as np
+
+from nerfkit.data.capture import Note
+from nerfkit.data.readers.transforms.cameras_json import SPLITS, unused_keys
+from nerfkit.errors import SceneError
+from nerfkit.reading import shown
+
+EFFECTS = ("", "train", "val", "test", "left out")  # of keys on their frame; of several the last counts
+TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
+
+
+def _flag(if_true: str, if_false: str) -> dict[str, str]:
+    return {**dict.fromkeys(TRUE, if_true), **dict.fromkeys(FALSE, if_false)}
+
+
+RULES = {  # the effect of each value by the letters of the key
+    **dict.fromkeys(("exclude", "excluded", "ignore", "ignored", "skip", "disabled"), _flag("left out", "")),
+    **dict.fromkeys(("depthonly", "isdepthonly"), _flag("left out", "")),
+    **dict.fromkeys(("enabled", "isenabled", "use", "valid", "isvalid"), _flag("", "left out")),
+    **dict.fromkeys(("istest", "iseval"), _flag("test", "train")),
+    "isval": _flag("val", "train"),
+    "istrain": _flag("train", "test"),
+    "split": {**{split: split for split in SPLITS}, "training": "train", "validation": "val", "eval": "test"},
+}
+MOVES = ("time", "frametime", "timeid", "warpid")  # of scenes that do not stand still
+CHOOSES = re.compile(r"(^|_)(train|test|val|split|eval|exclude|ignore|skip|enable|disable|hold_?out)d?(_|$)", re.I)
+REMOVE = "remove the frames that should not count, and the key"
+MULTIPLY = "it looks like a transform of cameras; write the poses that it gives into transform_matrix"
+
+
+def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict[int, str]:
+    """Indices of the frames that count, with the split of each where the keys say so, or else ''; and notes."""
+    frames, unused = content["frames"], dict.fromkeys(unused_keys(content))
+    of_frames: dict[str, dict[int, Any]] = {}  # values of each key by the index of the frame
+    for index, frame in enumerate(frames):
+        for key in frame.keys() & unused.keys():
+            if frame[key] is not None:
+                of_frames.setdefault(key, {})[index] = frame[key]
+    effects, doubts = [0] * len(frames), {}
+    for key, given in of_frames.items():
+        plain, place = re.sub("[^a-z]", "", key.lower()), f"{where}: '{shown(key, 40)}'"
+        differ = len(set(map(repr, given.values()))) > 1
+        if rule := RULES.get(plain):
+            del unused[key]
+            for index, value in given.items():
+                if (effect := rule.get(str(value).lower())) is None:
+                    known = ", ".join(rule)
+                    raise SceneError(f"{place} of frame {index} must be one of {known}, got {reprlib.repr(value)}")
+                effects[index] = max(effects[index], EFFECTS.index(effect))
+        elif plain in MOVES and differ:
+            raise SceneError(
+                f"{place} differs among the frames, so that the scene moves, but only scenes that stand still are "
+                "trained; keep the frames of one time, or remove the key if nothing moves"
+            )
+        elif CHOOSES.search(key) or all(isinstance(value, bool) for value in given.values()):
+            doubts[key] = f"it differs among the frames; {REMOVE}" if differ or len(given) < len(frames) else ""
+        elif _moves(next(iter(given.values())), frames[next(iter(given))]):
+            doubts[key] = MULTIPLY
+    names = {name for frame in frames if isinstance(name := frame.get("file_path"), str)}
+    for key in unused.keys() & content.keys():
+        if isinstance(content[key], list) and any(isinstance(name, str) and name in names for name in content[key]):
+            doubts[key] = f"it lists frames; {REMOVE}"
+        elif _moves(content[key], {}):
+            doubts[key] = MULTIPLY
+    notes += [Note("warning", f"'{shown(key, 40)}' is not used, but {doubt}") for key, doubt in doubts.items() if doubt]
+    if unused:
+        notes.append(f"{where}: keys that are not used: {shown(', '.join(unused))}")
+    kept = {index: EFFECTS[effect] for index, effect in enumerate(effects) if EFFECTS[effect] != "left out"}
+    if len(kept) < len(frames):
+        notes.append(f"{len(frames) - len(kept)} of {len(frames)} frames are left out, as their keys say")
+    if not kept:
+        raise SceneError(f"{where}: all frames are left out, as their keys say")
+    return {index: effect or "train" for index, effect in kept.items()} if any(kept.values()) else kept
+
+
+def _moves(value: Any, frame: dict[str, Any]) -> bool:
+    """Whether a value is a rigid motion [4, 4] or [3, 4], neither the identity nor a frame's pose nor its inverse."""
+    if not isinstance(value, list):
+        return False
+    try:
+        motion, pose = (
+            np.concatenate([np.array(matrix, np.float64).reshape(-1, 4)[:3], [[0.0, 0, 0, 1]]])
+            for matrix in (value, frame.get("transform_matrix", np.eye(4)))
+        )
+        is_rigid = np.allclose(motion[:3, :3] @ motion[:3, :3].T, np.eye(3), atol=1e-3)
+        return is_rigid and not any(np.allclose(motion, one) for one in (np.eye(4), pose, np.linalg.inv(pose)))
+    except (TypeError, ValueError, OverflowError, np.linalg.LinAlgError):
+        return False

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures as other programs leave them: keys of frames, splits without images, names from elsewhere, other poses."""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nerfkit.commands import inspect, render, train
+from nerfkit.data.load import load_capture, load_scene
+from nerfkit.data.scene import Scene
+from nerfkit.errors import SceneError
+from nerfkit.rendering.paths import read_camera_path, read_path
+from tests.captures import check_refused
+from tests.naming import assert_names, raises_naming
+from tests.posed_captures import PINHOLE, SMALL, WRITERS, call, capture_in, quaternion, write_capture
+from tests.processes import run_main
+from tests.rigs import look_at, ring
+from tests.toy_scene import change, write_scene
+
+MAIN = "transforms.json"
+
+
+def load(folder: Path) -> Scene:
+    return load_scene(str(folder))
+
+
+def captured(folder: Path, **of_frame) -> Path:
+    """A ring of 20, with keys of each frame, each a function of its index, whose None leaves out the key."""
+    write_capture(folder, ring(20))
+    for key, value in of_frame.items():
+        for index in range(20):
+            if value(index) is not None:
+                change(folder, lambda c, i=index, k=key, v=value: c["frames"][i].update({k: v(i)}), MAIN)
+    return folder
+
+
+OBEYED = {  # keys of frames by index, and how many images are trained and tested
+    "is_test": ({"is_test": lambda i: i % 5 == 0}, 16, 4),
+    "is_test_of_some": ({"isTest": lambda i: True if i < 3 else None}, 17, 3),
+    "split": ({"split": lambda i: "test" if i > 14 else "train"}, 15, 5),
+    "is_train": ({"is_train": lambda i: i != 7}, 19, 1),
+    "enabled": ({"enabled": lambda i: i >= 2}, 15, 3),
+    "exclude": ({"exclude": lambda i: True if i < 2 else None}, 15, 3),
+    "depth_only": ({"depth only": lambda i: int(i < 2), "is_test": lambda i: i < 3}, 17, 1),
+    "one_time": ({"time": lambda i: 0.5, "timestamp": lambda i: 17.0 + i}, 17, 3),
+}
+
+
+@pytest.mark.parametrize("name", OBEYED)
+def test_keys_that_say_which_frames_count_are_obeyed(name: str, tmp_path: Path):
+    keys, n_train, n_test = OBEYED[name]
+    views = load_scene(str(captured(tmp_path, **keys))).views
+    assert {split: len(of.files) for split, of in views.items()} == {"train": n_train, "test": n_test}
+
+
+NOT_OBEYED = {  # keys of frames by index, and what the error names
+    "time": ({"time": lambda i: i / 19}, "'time'", "moves"),
+    "frame_time": ({"frame_time": lambda i: i}, "'frame_time'", "moves"),
+    "unknown_split": ({"split": lambda i: "holdout"}, "frame 0", "'holdout'"),
+    "no_flag": ({"enabled": lambda i: "maybe"}, "'enabled'", "'maybe'"),
+    "none_left": ({"exclude": lambda i: True}, MAIN, "all frames"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OBEYED)
+def test_keys_that_cannot_be_obeyed_are_refused(name: str, tmp_path: Path):
+    keys, *named = NOT_OBEYED[name]
+    check_refused(load, captured(tmp_path, **keys), *named)
+
+
+def rig_offset(index: int) -> list[list[float]]:
+    return np.concatenate([np.eye(3), [[0.1], [0], [0]]], axis=1).tolist()
+
+
+@pytest.mark.parametrize(
+    "key, of_frame, is_doubted",
+    [
+        ("is_registered", lambda i: i > 4, True),
+        ("train_weight", lambda i: i > 4, True),
+        ("camera_to_rig", rig_offset, True),
+        ("loss_interval", lambda i: i, False),
+        ("flash", lambda i: True, False),
+        ("world_to_camera", lambda i: np.eye(4).tolist(), False),
+        ("serial", lambda i: f"cam{i % 2}", False),
+    ],
+)
+def test_unknown_keys_are_doubted_if_they_may_say_which_frames_count(key, of_frame, is_doubted, tmp_path, capsys):
+    folder = str(captured(tmp_path, **{key: of_frame}))
+    assert run_main(inspect, folder) == is_doubted
+    assert (f"'{key}'" in capsys.readouterr().out.split("verdict")[1]) == is_doubted
+
+
+def test_a_split_without_images_is_a_camera_path(tmp_path: Path, capsys):
+    """As Blender's add-ons write test cameras, whose images are never made."""
+    scene, run = write_scene(tmp_path / "scene", counts={"train": 12, "test": 2}), str(tmp_path / "run")
+    change(
+        scene,
+        lambda c: c.update(frames=[dict(c["frames"][0], file_path=f"test/{i}") for i in range(40)]),
+        "transforms_test.json",
+    )
+    call(train, *SMALL, "--data.path", str(scene), "--out", run)
+    assert_names(capsys.readouterr().out, "40 cameras of test", "--path test")
+    call(render, run, "--path", "test", "--size", "6", "4")
+    assert len(list(Path(run, "render/test").glob("*.png"))) == 40
+    check_refused(lambda folder: load(folder).split("test"), scene, "no split 'test'")
+
+
+@pytest.mark.parametrize("aside, is_read", [({"camera_angle_y": 0.5}, True), ({"fl_x": 40.0}, False)])
+def test_focal_lengths_of_a_stated_size_beat_angles(aside: dict, is_read: bool, tmp_path: Path):
+    """Blender's angles are of its sensor; focal lengths that differ are not believed."""
+    write_capture(tmp_path, ring(20), camera_angle_x=2 * np.arctan(12 / 20), **aside)
+    if is_read:
+        lens = load_capture(str(tmp_path)).images[0].lens
+        assert lens.focal == (20, 20)
+    else:
+        check_refused(load, tmp_path, "camera_angle_x", "fl_x")
+
+
+def renamed(folder: Path, on_disk, in_file=lambda name: name) -> Path:
+    """A capture whose images are called otherwise on disk and in the file."""
+    write_capture(folder, ring(20))
+    for file in sorted((folder / "images").iterdir()):
+        place = folder / on_disk(f"images/{file.name}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(place)
+    change(folder, lambda c: [f.update(file_path=in_file(f["file_path"])) for f in c["frames"]], MAIN)
+    return folder
+
+
+NAMES = {  # of a file on disk, and in transforms.json
+    "unicode": (lambda n: unicodedata.normalize("NFD", f"é{n}"), lambda n: unicodedata.normalize("NFC", f"é{n}")),
+    "case_of_all_parts": (lambda n: n, lambda n: n.upper()),
+    "folder_of_another_computer": (lambda n: n, lambda n: f"/home/me/scan/{n}"),
+    "windows": (lambda n: n, lambda n: f"C:\\Users\\Me\\{n}".replace("/", "\\")),
+    "windows_in_another_case": (lambda n: n, lambda n: f"D:\\IMAGES\\{Path(n).name.upper()}"),
+    "name_alone": (lambda n: n, lambda n: f"../../elsewhere/{Path(n).name}"),
+    "extension_twice_on_disk": (lambda n: f"{n}.png", lambda n: n),
+    "extension_twice_in_file": (lambda n: n, lambda n: f"{n}.png"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_nearest_name_is_taken_with_a_note(name: str, tmp_path: Path):
+    capture = load_capture(str(renamed(tmp_path, *NAMES[name])))
+    assert all(image.found is not None for image in capture.images)
+    assert [image.found.name[:3] for image in capture.images] == [f"{index:03d}" for index in range(20)]
+    assert any("20 of 20 images are there under other names" in note.text for note in capture.notes)
+
+
+def test_what_is_no_neighbour_is_named(tmp_path: Path):
+    """What is beside a missing image, and where a link leads."""
+    folder = renamed(tmp_path / "prefixed", lambda n: n, lambda n: f"images/frame_0361.png{Path(n).name}")
+    check_refused(load, folder, "images has 20 images", "000.png")
+    folder = renamed(tmp_path / "linked", lambda n: f"{n}.kept")
+    for index in range(20):
+        (folder / "images" / f"{index:03d}.png").symlink_to(f"/mnt/gone/{index:03d}.png")
+    check_refused(load, folder, "link to /mnt/gone/000.png")
+    folder = renamed(tmp_path / "elsewhere", lambda n: f"left/{Path(n).name}", lambda n: f"right/{Path(n).name}")
+    check_refused(load, folder, "20 images (left/000.png")
+
+
+def test_a_file_of_two_frames_is_neither_s(tmp_path: Path):
+    folder = renamed(tmp_path, lambda n: n, lambda n: n)
+    change(folder, lambda c: [c["frames"][i].update(file_path=f"{i}/none/019.png") for i in range(2)], MAIN)
+    assert sum(image.found is None for image in load_capture(str(folder)).images) == 2
+
+
+def test_masks_and_points_of_another_computer(tmp_path: Path):
+    folder = write_capture(tmp_path, ring(20), points=np.random.default_rng(0).normal(size=(20, 3)))
+    (folder / "masks").mkdir()
+    for index in range(20):
+        Image.new("L", (24, 16), 255).save(folder / f"masks/{index}.png")
+    change(folder, lambda c: c.update(ply_file_path="/home/me/scan/POINTS.ply"), MAIN)
+    change(folder, lambda c: [f.update(mask_path=f"C:\\scan\\masks\\{i}.png") for i, f in enumerate(c["frames"])], MAIN)
+    capture = load_capture(str(folder))
+    assert len(capture.points.positions) == 20
+    assert [image.mask.name for image in capture.images] == [f"{index}.png" for index in range(20)]
+
+
+def test_windows_names_in_a_colmap_model(tmp_path: Path):
+    WRITERS["colmap text"](tmp_path, capture_in(tmp_path, [PINHOLE] * 5))
+    file = tmp_path / "sparse/0/images.txt"
+    file.write_text(file.read_text().replace("r_0", "cam\\r_0"))
+    (tmp_path / "images").rename(tmp_path / "cam")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "cam").rename(tmp_path / "images/cam")
+    assert all(image.found is not None for image in load_capture(str(tmp_path)).images)
+
+
+FOREIGN = {  # files of other programs, and what the message names
+    "cameras.xml": ('<?xml version="1.0"?><document version="2.0.0">\n <chunk label="1">', "Metashape"),
+    "registration.csv": ("#name,x,y,alt,heading\n", "RealityCapture"),
+    "cameras.sfm": ('{"version": [], "views": [], "poses": []}', "Meshroom"),
+    "opensfm/reconstruction.json": ('[{"cameras": {}, "shots": {}}]', "opensfm export_colmap"),
+    "bundle/bundle.out": ("# Bundle file v0.3\n", "Bundler"),
+    "groundtruth.txt": ("# timestamp tx ty tz qx qy qz qw\n", "TUM"),
+    "cams/00000000_cam.txt": ("extrinsic\n1 0 0 0\n", "MVSNet"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_poses_of_other_programs_are_named_and_not_found_anew(name: str, tmp_path: Path):
+    content, *named = FOREIGN[name]
+    capture_in(tmp_path, [PINHOLE] * 5)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+    check_refused(load, tmp_path, Path(name).name, *named)
+
+
+DAMAGED = {  # a format, one of its files, what is in it instead, and what the error names
+    "record3d": ("metadata.json", '{"K": [1], "poses": [], "w": 1, "h": 1}', "'poses'"),
+    "polycam": ("keyframes/corrected_cameras/r_00.json", '{"fx": 1}', "t_00"),
+    "nsvf": ("intrinsics.txt", "1 2\n", "f cx cy"),
+    "scannet": ("pose/r_00.txt", "1 0 0\n", "r_00.txt"),
+    "idr": ("cameras_sphere.npz", "PK", "cameras_sphere.npz"),
+}
+
+
+@pytest.mark.parametrize("format", DAMAGED)
+def test_damaged_files_of_the_small_formats_are_named(format: str, tmp_path: Path):
+    name, content, named = DAMAGED[format]
+    WRITERS[format](tmp_path, capture_in(tmp_path, [PINHOLE] * 3))
+    (tmp_path / name).write_text(content)
+    check_refused(load, tmp_path, Path(name).name, named)
+
+
+def test_splits_and_lost_poses_of_the_small_formats(tmp_path: Path):
+    WRITERS["nsvf"](tmp_path, capture_in(tmp_path, [PINHOLE] * 5))
+    for place, ending in (("rgb", "png"), ("pose", "txt")):
+        for index, prefix in enumerate("00012"):
+            (tmp_path / place / f"r_0{index}.{ending}").rename(tmp_path / place / f"{prefix}_{index}.{ending}")
+    np.savetxt(tmp_path / "pose/0_1.txt", np.full((4, 4), -np.inf))
+    capture = load_capture(str(tmp_path))
+    assert capture.splits == {"train": ["rgb/0_0.png", "rgb/0_2.png"], "val": ["rgb/1_3.png"], "test": ["rgb/2_4.png"]}
+    assert any("1 of 5" in note.text and "0_1.png" in note.text for note in capture.notes)
+
+
+def test_a_whole_format_beside_a_broken_one_is_read(tmp_path: Path):
+    capture = capture_in(tmp_path, [PINHOLE] * 5)
+    WRITERS["llff"](tmp_path, capture)
+    WRITERS["colmap"](tmp_path, capture)
+    (tmp_path / "sparse/0/images.bin").unlink()
+    read = load_capture(str(tmp_path))
+    assert read.format == "llff" and any("not read as colmap" in note.text for note in read.notes)
+    with raises_naming(SceneError, "images"):
+        load_capture(str(tmp_path), "colmap")
+
+
+def test_points_that_cannot_be_read_are_left_out(tmp_path: Path):
+    folder = write_capture(tmp_path, ring(20), points=np.random.default_rng(0).normal(size=(20, 3)))
+    (folder / "points.ply").write_text("ply\nformat ascii 1.0\nelement vertex 1\nproperty half x\nend_header\n0\n")
+    capture = load_capture(str(folder))
+    assert capture.points is None and any("'half'" in n.text or "half" in n.text for n in capture.notes)
+
+
+@pytest.mark.parametrize("up_known", [True, False])
+def test_cameras_that_look_outwards_from_a_ring(up_known: bool, tmp_path: Path, capsys):
+    """They are not taken for world-to-camera matrices, whose axes meet as well; those are."""
+    angle = np.arange(32) * 2 * np.pi / 32
+    eyes = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1) * (0.8 + 0.3 * (np.arange(32) % 2))[:, None]
+    poses = look_at(eyes.copy(), 6 * eyes - [0, 0, 1.5])
+    inverse = [np.linalg.inv([*pose, [0, 0, 0, 1]])[:3] for pose in ring(32)]
+    for name, of_frames, is_warned in (("outwards", poses, False), ("inverse", np.array(inverse), True)):
+        folder = write_capture(tmp_path / name, of_frames)
+        if not up_known:
+            change(folder, lambda c: c.pop("camera_model"), MAIN)
+        run_main(inspect, str(folder))
+        assert ("world-to-camera" in capsys.readouterr().out) == is_warned
+
+
+def test_a_scene_file_too_large_for_the_memory_is_refused(tmp_path: Path, monkeypatch):
+    folder = write_capture(tmp_path, ring(20))
+    monkeypatch.setattr("nerfkit.data.readers.transforms.reader.free_memory", lambda: 1000)
+    check_refused(load, folder, MAIN, "GB")
+
+
+@pytest.mark.filterwarnings("ignore:.*scale")
+def test_paths_of_keyframes_alone(tmp_path: Path):
+    """nerfstudio's before its frames are made, and instant-ngp's in its unit cube."""
+    poses = np.concatenate([ring(6), np.broadcast_to([[0, 0, 0, 1.0]], (6, 1, 4))], axis=1)
+    rows = [{"matrix": str(pose.T.ravel().tolist()), "fov": 50} for pose in poses]
+    to_ngp = np.array([[0, 1, 0], [0, 0, 1], [1, 0, 0]])  # y z x
+    quaternions = [quaternion(to_ngp @ pose[:3, :3] * [1, -1, -1]) for pose in poses]
+    places = (to_ngp @ (poses[:, :3, 3] * 0.33 + 0.5).T).T.tolist()
+    keys = [{"R": r, "T": t, "fov": 50, "scale": 1.5} for r, t in zip(quaternions, places, strict=True)]
+    size = {"render_width": 60, "render_height": 40, "camera_type": "perspective"}
+    nerfstudio = {"keyframes": rows, "camera_path": [], "seconds": 4, "fps": 24, **size}
+    for content, n_frames, shape in ((nerfstudio, 97, (60, 40)), ({"path": keys, "time": 1.0}, 301, (8, 6))):
+        (tmp_path / "p.json").write_text(json.dumps(content))
+        path = read_camera_path(tmp_path / "p.json", None, (8, 6))
+        np.testing.assert_allclose([key.pose for key in path.keyframes], poses[:, :3], atol=1e-6)
+        assert len(read_path(tmp_path / "p.json", (8, 6))) == n_frames and path.size == shape
+    for damaged in (
+        {"path": [{"R": [0, 0, 0, 0], "T": [0, 0, 0], "fov": 50}]},
+        {"keyframes": [{"matrix": "[1", "fov": 50}]},
+    ):
+        (tmp_path / "p.json").write_text(json.dumps(damaged))
+        with raises_naming(SceneError, "keyframe 0"):
+            read_path(tmp_path / "p.json", (8, 6))
+
+
+def test_photographs_without_poses_are_told_apart(tmp_path: Path, capsys):
+    """In a folder within another, of panoramas, and with depth maps beside them."""
+    capture_in(tmp_path / "a/b/c", [PINHOLE] * 3)
+    check_refused(load, tmp_path / "a", "b/c/images", "meant")
+    folder = tmp_path / "panoramas"
+    folder.mkdir()
+    for index in range(3):
+        Image.new("RGB", (64, 32), (index, 0, 0)).save(folder / f"{index}.png")
+        Image.new("L", (64, 32)).save(folder / f"{index}.depth.png")
+    with pytest.raises(SceneError):
+        load_capture(str(folder), sfm=str(tmp_path / "sfm"))
+    assert_names(capsys.readouterr().out, "twice as wide as high", "3 files", "depth")
