@@ -15,7 +15,8 @@ from PIL import Image
 from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
 from nerfkit.commands import inspect, render, train
-from nerfkit.commands.inspect import InspectData, examine
+from nerfkit.commands.inspect import examine
+from nerfkit.config import DataConfig
 from nerfkit.data.assemble import CUT_OUT
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
@@ -23,6 +24,7 @@ from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.errors import ConfigError, RunError, SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.paths import with_size
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
@@ -93,7 +95,7 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
         files = (tmp_path / "a" / f"{stems[view]}.png", tmp_path / "b" / f"{view:04d}.png")
         one, other = (np.asarray(Image.open(file)).astype(int) for file in files)
         assert np.abs(one - other).max() <= 2, "but for rounding, where a GPU adds in another order"
-    images = run.render(run.cameras("test").resized(26, 22), 1, ("depth", "normal"))
+    images = run.render(with_size(run.cameras("test"), 26, 22), 1, ("depth", "normal"))
     depth, normal = (np.load(tmp_path / "a" / f"{name}_{stems[1]}.npz")[name] for name in ("depth_z", "normal"))
     np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.frame.scale, rtol=1e-4)
     np.testing.assert_allclose(normal, images["normal"].numpy() @ run.frame.rotation, atol=1e-3)
@@ -226,11 +228,11 @@ def test_inspection_of_what_is_cut_out(masked):
     """Masks are alpha then; what training would refuse is in the verdict, with status 1."""
     for file in (masked / "images").iterdir():
         Image.open(file).convert("RGB").save(file)
-    cut, is_ready, _ = examine(load_capture(str(masked)), InspectData(masks="cutout"))
+    cut, is_ready, _ = examine(load_capture(str(masked)), DataConfig(masks="cutout"))
     assert_names(cut, "with alpha: 20, with mask: 0", CUT_OUT, "kind object")
     assert is_ready and cut.endswith("ready to train")
     next(iter((masked / "masks").iterdir())).unlink()
-    cut, is_ready, _ = examine(load_capture(str(masked)), InspectData(masks="cutout"))
+    cut, is_ready, _ = examine(load_capture(str(masked)), DataConfig(masks="cutout"))
     assert not is_ready
     assert_names(cut, "1 of 20 images have neither mask nor alpha")
     with raises_naming(SceneError, "data.masks", "1 of 20"):

@@ -314,4 +314,4 @@ def test_photographs_without_poses_are_told_apart(tmp_path: Path, capsys):
         Image.new("L", (64, 32)).save(folder / f"{index}.depth.png")
     with pytest.raises(SceneError):
         load_capture(str(folder), sfm=str(tmp_path / "sfm"))
-    assert_names(capsys.readouterr().out, "twice as wide as high", "3 files", "depth")
+    assert_names(capsys.readouterr().out, "twice as wide as high", "3 masks or maps", "depth")
