@@ -10,16 +10,12 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 
-import imageio.v2 as imageio
 import pytest
-import safetensors.torch
-import torch
 
 from nerfkit.commands import as_typed, status_of
 from nerfkit.commands.render import FILES
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER
-from nerfkit.model import registry
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import PATHS, read_config
 from nerfkit.training.run.folder import RunFolder
@@ -63,15 +59,9 @@ def marked(run: Path) -> None:
     (run / ".nerfkit").write_text(f"nerfkit {EVIL}{'x' * 10**5}\n")
 
 
-def replaced(file: str, old: str, new: str):
-    return lambda run: (run / file).write_text((run / file).read_text().replace(old, new, 1))
-
-
-def of_another_format(run: Path) -> None:
-    tensors, state = checkpoint.load(run)
-    text = json.dumps(state | {"format": EVIL})
-    data = safetensors.torch.save(tensors, {"state": text, "checksum": checkpoint.checksum(tensors, text)})
-    (run / "checkpoint.safetensors").write_bytes(data)
+def with_scores(run: Path) -> None:
+    """Those of a split that is called so."""
+    (run / "metrics.json").write_text((run / "metrics.json").read_text().replace('"test"', json.dumps(EVIL), 1))
 
 
 def called_so(run: Path) -> None:
@@ -85,20 +75,9 @@ def called_so(run: Path) -> None:
 
 NAMED = {  # what somebody else wrote, and what says so
     "kind_of_a_folder": (marked, "train {options} --out {run}"),
-    "kind_of_a_folder_rendered": (marked, "render {run} --frames 1 --size 6 5"),
-    "kind_of_a_folder_inspected": (marked, "inspect {scene} --out {run}"),
-    "format_of_a_checkpoint": (of_another_format, "eval {run}"),
-    "splits": (replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'), "render {run} --path nope"),
-    "splits_exported": (
-        replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'),
-        "export depth {run} --split n",
-    ),
-    "path_of_the_scene": (replaced("config.toml", "/scene", f"/{json.dumps(EVIL)[1:-1]}"), "eval {run}"),
-    "split_that_is_scored": (replaced("config.toml", '"test"', json.dumps(EVIL)), "eval {run}"),
-    "scores": (replaced("metrics.json", '"test"', json.dumps(EVIL)), "summary {run}"),
+    "scores": (with_scores, "summary {run}"),
     "folder_of_a_scene": (called_so, "train {options} --data.path {evil} --out {new} --trainer.steps 1"),
     "folder_of_a_scene_inspected": (called_so, "inspect {evil}"),
-    "folder_of_another_scene": (called_so, "eval {run} --data {evil}"),
 }
 
 
@@ -126,16 +105,10 @@ def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
     assert_names(last_line(call("scripts/render.py", run, "--frames", "1", "--out", run, status=1)), run)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "--model.kind nothing",
-        "--model.log2_table 30 --model.features 128 --model.max_resolution 60000",  # more memory than any machine has
-    ],
-)
-def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run, bad: str):
+def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run):
     before = content(run)
-    output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *bad.split(), status=1)
+    much = ("--model.log2_table", 30, "--model.features", 128, "--model.max_resolution", 60000)  # no machine has so much
+    output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *much, status=1)
     assert last_line(output).startswith("error: ") and content(run) == before
 
 
@@ -207,13 +180,11 @@ def test_a_scene_that_is_gone_or_of_another_format_is_said(options, run, tmp_pat
     assert_names(last_line(call("scripts/train.py", *asked, status=1)), "colmap", other, "llff", "--data.format")
 
 
-@pytest.mark.parametrize("changed", [{"random": {"python": 1}}, {"optimizer.0.exp_avg": torch.zeros(3)}])
-def test_a_checkpoint_that_was_edited_is_one_line(run, changed: dict):
+def test_a_checkpoint_that_was_edited_is_one_line(run):
     tensors, state = checkpoint.load(run)
-    (state if "random" in changed else tensors).update(changed)
-    checkpoint.save(RunFolder.existing(run), tensors, state)
+    checkpoint.save(RunFolder.existing(run), tensors, state | {"random": {"python": 1}})
     output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
-    assert_names(last_line(output), "error:", "checkpoint" if "random" in changed else "optimizer.0.exp_avg")
+    assert_names(last_line(output), "error:", "checkpoint")
 
 
 def test_output_that_nobody_reads(run):
@@ -233,29 +204,6 @@ def test_a_training_in_a_log_of_any_locale(options, tmp_path):
     assert 1 <= output.count("training:") <= 3 and "100/100" in output
     assert (run / "config.toml").exists() and f"next: python scripts/render.py '{run}'" in output
     assert f"--resume '{run}'" in last_line(call("scripts/train.py", *few, status=1))
-
-
-def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
-    """A run folder imports nothing by itself."""
-    monkeypatch.setattr(registry, "MODELS", dict(registry.MODELS))
-    before = list(sys.path)
-    (tmp_path / "mymodel.py").write_text(
-        "import nerfkit\n\n\n@nerfkit.register_model('dark')\nclass Dark(nerfkit.Renderer):\n"
-        "    def forward(self, *arguments):\n        rendering = super().forward(*arguments)\n"
-        "        return rendering._replace(color=rendering.color * 0.5)\n"
-    )
-    scripts, run = ROOT / "scripts", tmp_path / "run"
-    own, few = ("--model.kind", "dark", "--model.module", "mymodel"), ("--trainer.steps", "2", *UNSCORED)
-    call(scripts / "train.py", "--config", options, "--out", run, *own, *few, folder=tmp_path)
-    for known in (registry.MODELS, sys.modules):
-        del known["dark" if known is registry.MODELS else "mymodel"]  # as in a new process
-    frames = ("--frames", "1", "--size", "6", "5")
-    assert "--module mymodel" in last_line(call(scripts / "render.py", run, *frames, status=1, folder=tmp_path))
-    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", status=1, folder=tmp_path)
-    call(scripts / "render.py", run, *frames, "--module", "mymodel", folder=tmp_path)
-    assert imageio.imread(run / "render" / "orbit" / "0000.png").max() <= 128
-    call(scripts / "train.py", "--resume", run, "--trainer.steps", "3", *own[2:], *UNSCORED, folder=tmp_path)
-    assert sys.path == before
 
 
 def test_a_clone_where_nothing_is_installed(tmp_path):

@@ -100,6 +100,7 @@ def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch)
     trainer = trained(small_config, 1)
     assert found == {"torch"} and set(trainer.backends().values()) == {"torch"}
     trainer.save(tmp_path / "run")
+    assert set(checkpoint.load(tmp_path / "run")[1]["backend"].values()) == {"torch"}
     run = nerfkit.load_run(tmp_path / "run", "cpu")
     run.render(run.cameras(), 0, ("rgb", "normal"))
     run.model.density(torch.zeros(1, 3))

@@ -10,24 +10,6 @@ from tests.naming import raises_naming
 from tests.trainers import make_trainer, trained
 
 
-def moved(optimizer_of, device: str, steps: int = 5) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    params = [torch.randn(3, 2, device=device).requires_grad_(), torch.randn(4, device=device).requires_grad_()]
-    optimizer = optimizer_of(params)
-    for _ in range(steps):
-        for p in params:
-            p.grad = torch.randn_like(p)
-        optimizer.step()
-    return params
-
-
-def test_is_adam_where_everything_has_a_gradient(device: str):
-    rate = torch.tensor(0.1, device=device)
-    got = moved(lambda params: LazyAdam(params, rate, (0.8, 0.9), 1e-8), device)
-    wanted = moved(lambda params: torch.optim.Adam(params, 0.1, (0.8, 0.9), 1e-8), device)
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
-
-
 def test_parameters_without_a_gradient_stay(device: str):
     a, b = (torch.ones(2, device=device, requires_grad=True) for _ in range(2))
     optimizer = LazyAdam([a, b], torch.tensor(0.5, device=device))

@@ -147,20 +147,6 @@ def test_of_several_processes_the_first_scores(config, tmp_path):
     assert [line["step"] for line in read_scores(run)] == [4] and read_scores(run)[0]["test_psnr"] > 5
 
 
-def test_a_resumed_run_scores_no_step_twice(config, tmp_path):
-    trainer = trained(config, tmp_path / "run")
-    trainer.folder.append(LOG, json.dumps({"step": 40, "seconds": 9.0, "test_psnr": 99.0}))  # not saved any more
-    config.trainer.steps = 50
-    resumed = make_trainer(config)
-    resumed.restore(tmp_path / "run")
-    views = load_scene(config.data.path).split("test")
-    ScoresOverTime(config, views, resumed.device).attach(resumed, resumed.folder)
-    resumed.train(resumed.folder)
-    lines = read_scores(tmp_path / "run")
-    assert [line["step"] for line in lines] == [10, 20, 30, 40, 50] and max(x["test_psnr"] for x in lines) < 60
-    assert len(read_log(tmp_path / "run")) == 30 + 10, "every step, then every second"
-
-
 def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
     figures, made = [], figure.Figure
     monkeypatch.setattr(figure, "Figure", lambda **options: figures.append(made(**options)) or figures[-1])

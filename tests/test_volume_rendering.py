@@ -78,28 +78,6 @@ def test_an_interval_cut_in_two_changes_nothing(pair, counts, seed, log):
     torch.testing.assert_close(halves["weights"].view(-1, 2).sum(1), whole["weights"], **EXACT)
 
 
-@volumes
-def test_the_background_shows_through_what_is_not_opaque(pair, counts, seed, log):
-    """Exactly 1 - opacity of it, and it changes neither opacity nor depth."""
-    values = volume(counts, seed, log)
-    out, over_black = (rendered(values, pair, background=values["background"] * on) for on in (1, 0))
-    through = (1 - out["opacity"])[:, None] * values["background"]
-    torch.testing.assert_close(out["color"] - over_black["color"], through, rtol=0, atol=1e-13)
-    for name in ("opacity", "depth"):  # not to the bit: on a GPU the definition adds in an order of its own
-        torch.testing.assert_close(out[name], over_black[name], **EXACT)
-
-
-@volumes
-def test_depth_lies_within_what_is_seen(pair, counts, seed, log):
-    """Between the middles of the first and the last sample; of one sample alone it is its middle."""
-    values = volume(counts, seed, log)
-    depth, starts = rendered(values, pair)["depth"], values["ray_offsets"].tolist()
-    middles = (values["t_starts"] + values["t_ends"]) / 2
-    for ray, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
-        if end > start:
-            assert middles[start] - 1e-9 <= depth[ray] <= middles[end - 1] + 1e-9
-
-
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("density", [0.0, None])
 def test_where_nothing_is_the_background_is_seen_at_depth_0(backend: str, density: float | None):

@@ -85,17 +85,14 @@ def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
         dispatch.resolve("trilinear", "cuda:1", "cuda")
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch"])
-def test_a_step_of_make_demo_runs_its_ops(backend: str):
-    """Feature grid, convolution and recurrence along the rays, among others: compiled where that is chosen."""
+@pytest.mark.skipif("cpp" not in ops.available("lltm"), reason="needs the C++ ops")
+def test_a_step_of_make_demo_runs_its_compiled_ops():
+    """Feature grid, convolution and recurrence along the rays, among others."""
     config = load([preset_path("orrery_cpu")])
-    config.data.downscale, config.trainer.samples, config.device, config.ops.backend = 20, 256, "cpu", backend
+    config.data.downscale, config.trainer.samples, config.device = 20, 256, "cpu"
     trainer = nerfkit.Trainer(config)
     assert set(trainer.model.used_ops) >= {"grid_encode", "depthwise_conv1d", "lltm"}
     with NativeCalls() as seen:
         trainer.train_step()
     called = {function._schema.name.removeprefix("nerfkit::") for function, _ in seen.calls}
-    if backend == "torch" or "cpp" not in ops.available("lltm"):
-        assert not called
-    else:
-        assert called >= {"_grid_encode", "_grid_encode_bwd", "_depthwise_conv1d", "_lltm", "_lltm_bwd"}
+    assert called >= {"_grid_encode", "_grid_encode_bwd", "_depthwise_conv1d", "_lltm", "_lltm_bwd"}
