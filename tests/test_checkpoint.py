@@ -22,8 +22,7 @@ from nerfkit.training.run.files import CONFIG, SCENE, read_config
 from nerfkit.training.run.folder import RunFolder, describe, read_scene
 from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_naming, warns_naming
-from tests.processes import run_main
-from tests.torchrun import command, forked
+from tests.processes import command, forked, run_main
 from tests.trainers import make_trainer
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}

@@ -2,7 +2,6 @@
 """What the commands write, number by number. They are called in this process: each start of Python costs seconds."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,32 +21,16 @@ from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import read_config, read_log
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
-from tests.toy_scene import BOX, STEPS, write_options
+from tests.toy_scene import BOX, STEPS
 
 pytestmark = pytest.mark.slow
 
 UNSCORED = ("--eval.after_training", "false")
 
 
-@pytest.fixture(scope="module")
-def options(tmp_path_factory) -> Path:
-    return write_options(tmp_path_factory.mktemp("results"))
-
-
 def call(command, *arguments) -> None:
     """Run a command that has to succeed."""
     assert run_main(command, *arguments) == 0
-
-
-@pytest.fixture(scope="module")
-def trained(options) -> Path:
-    call(train, "--config", options, "--out", options.parent / "run")
-    return options.parent / "run"
-
-
-@pytest.fixture
-def run(trained, tmp_path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def test_a_trained_run_is_complete(trained):
@@ -57,6 +40,9 @@ def test_a_trained_run_is_complete(trained):
     metrics = json.loads((trained / "metrics.json").read_text())
     assert metrics["steps"] == STEPS and metrics["n_views"] == 2 and 10 < metrics["psnr"] < 40
     assert metrics["train_seconds"] == pytest.approx(state["seconds"], abs=0.01)
+    protocol, used = metrics["protocol"], set(load_run(trained, "cpu").model.used_ops)
+    assert protocol["background"] == [1, 1, 1] and protocol["lens"] == "pinhole" and protocol["ignored_pixels"] == 0
+    assert used <= set(metrics["backend"]) and used == set(protocol["backend"])
     assert [file.name for file in (trained / "eval").glob("*.png")] == ["r_0.png"]
     assert config.trainer.steps == STEPS and config.data.format == "nerf_synthetic", "found, not auto"
     assert (trained / "loss.png").stat().st_size > 1000 and (trained / "scene.json").exists()

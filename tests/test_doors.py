@@ -145,13 +145,6 @@ def test_a_model_of_other_options_is_refused(small_config):
         make_trainer(other, model=lambda config: model)
 
 
-def test_the_torch_generators_are_left_alone(small_config):
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    make_trainer(small_config).train_step()
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_options_that_contradict_the_scene_are_refused(tmp_path: Path):
     """They say how it is read: one that was read otherwise is another one."""
     scene = nerfkit.load_scene(str(write_capture(tmp_path / "scene", ring(20))))

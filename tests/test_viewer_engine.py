@@ -282,8 +282,6 @@ def test_a_flag_alone_turns_it_on_and_it_is_not_kept_with_the_run():
 
 def test_a_port_out_of_range_is_named(tmp_path):
     with pytest.raises(ConfigError, match="viewer.port"):
-        train_options(["--viewer.port", "70000"])
-    with pytest.raises(ConfigError, match="viewer.port"):
         run_main(view, str(tmp_path), "--viewer.port", "70000")
 
 

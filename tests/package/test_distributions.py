@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nerfkit import jit
 from nerfkit.ops import dispatch
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names
 from tests.package.conftest import ROOT, build_wheel, run
 from tests.test_add_an_op import BLOCK
 from tests.toy_scene import write_scene
@@ -78,18 +77,6 @@ def test_the_wheel_without_fused_ops_works_and_says_why(pure: Path, tmp_path: Pa
     assert said.split() == ["60.0", str(tmp_path / "installed/nerfkit/include")]
     said = run(sys.executable, "-m", "nerfkit", "doctor", folder=tmp_path, PYTHONPATH=path)
     assert_names(said, "NERFKIT_NATIVE=0", "verdict")
-
-
-def test_own_ops_use_the_installed_headers(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(jit, "SOURCES", tmp_path / "cuda")
-    monkeypatch.setattr(jit, "INSTALLED_HEADERS", tmp_path / "include")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    (tmp_path / "needs.cpp").write_text('#include "op.h"\nint own() { return OWN; }')
-    with raises_naming(jit.BuildError, "needs", "op.h"):
-        jit.load("needs", [tmp_path / "needs.cpp"])
-    (tmp_path / "include").mkdir()
-    (tmp_path / "include" / "op.h").write_text("#define OWN 1\n")
-    assert jit.load("has", [tmp_path / "needs.cpp"]).exists()
 
 
 @pytest.mark.long
