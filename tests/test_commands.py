@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands as a user runs them where something is in the way: nothing lost, one line that says what to do."""
+"""The commands as a user runs them: help that answers at once, signals that stop, and where something is in the way
+nothing lost, and one line that says what to do."""
 
 import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from nerfkit.commands import as_typed, status_of
+from nerfkit import __version__
+from nerfkit.commands import StopSignals, as_typed, status_of
+from nerfkit.commands.options import OPTIONS
 from nerfkit.commands.render import FILES
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER
@@ -211,3 +215,73 @@ def test_the_status_tells_what_went_wrong(capsys):
     ):
         assert status_of(Mock(side_effect=error)) == status and said in capsys.readouterr().err
     assert status_of(lambda: None) == 0 and status_of(lambda: 143) == 143
+
+
+# Each list of arguments in turn; status, and what of torch and numpy has been imported since the start.
+IN_TURN = """
+import contextlib, io, json, sys
+from nerfkit.commands import main
+for arguments in json.loads(sys.argv[1]):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main(arguments)
+    print(json.dumps([arguments, printed.getvalue(), [name for name in ("torch", "numpy") if name in sys.modules]]))
+"""
+
+
+def in_turn(*lines: list[str]) -> list[tuple[list[str], str, list[str]]]:
+    done = subprocess.run([sys.executable, "-c", IN_TURN, json.dumps(lines)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_door_has_the_same_statuses(tmp_path):
+    for door in (("-m", "nerfkit", "summary"), ("scripts/summary.py",)):
+        call_process(*door, status=2)
+        assert_names(call_process(*door, tmp_path, status=1), tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [("trian",), ("doctor", "x")], ids=" ".join)
+def test_what_is_no_command_ends_with_status_2(arguments):
+    printed = call_process("-m", "nerfkit", *arguments, status=2)
+    assert "--help" in printed, "what to type next"
+    assert ("did you mean train?" in printed) == ("trian" in arguments)
+
+
+def test_help_version_and_summary_do_not_wait_for_torch(run):
+    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in OPTIONS]
+    found = in_turn(["--help"], ["--version"], ["summary", str(run)], *helped)
+    for arguments, printed, imported in found:
+        assert printed and not imported, arguments
+    assert found[1][1] == f"nerfkit {__version__}\n" and all("usage" in printed for _, printed, _ in found[3:])
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def handlers():
+    """As in a terminal: a process of nohup or of a script's background begins with some of them ignored."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_first_signal_is_remembered_and_the_second_stops_at_once(handlers):
+    for number in STOPPING:
+        before = signal.getsignal(number)
+        with StopSignals() as signals:
+            assert not signals.arrived()
+            signal.raise_signal(number)
+            assert signals.arrived() and signals.number == number
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(number) is before
+
+
+def test_what_nohup_ignores_stays_ignored(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert not signals.arrived()

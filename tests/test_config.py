@@ -15,7 +15,7 @@ import torch
 from nerfkit import config
 from nerfkit.commands import options as cli
 from nerfkit.commands import train
-from nerfkit.commands.options import train_options
+from nerfkit.commands.options import parse, train_options
 from nerfkit.config import BASE, FIELD, Config, ResolvedConfig, flat, to_dict
 from nerfkit.config.recipe import rule
 from nerfkit.data.load import scene_of
@@ -192,11 +192,14 @@ def test_no_file_of_options(tmp_path, content: bytes, named: str):
 def test_resume_ignores_nothing(tmp_path):
     run = tmp_path / "run"
     old = Config(out="elsewhere", model=config.ModelConfig(module="from.far.away", levels=3))
+    old.data.path = "scenes/mine"
     run.mkdir()
     config.dump(old, run / "config.toml")
     (run / "scene.json").write_text('{"format": 1}')
     options = train_options(["--resume", str(run), "--out", f"{run}/"])
     assert (options.out, options.model.levels, options.model.module) == (f"{run}/", 3, "")
+    assert options.data.path == "scenes/mine"
+    assert train_options(["scenes/moved", "--resume", str(run)]).data.path == "scenes/moved"
     assert train_options(["--resume", str(run), "--model.module", "mine"]).model.module == "mine"
     file = write(tmp_path, "[model]\nmodule = 'mine'\n")
     assert train_options(["--resume", str(run), "--config", file]).model.module == "mine"
@@ -225,6 +228,20 @@ def test_options_that_could_not_be_read_again_are_refused():
     options.model.options = {f"name{i}": "x" * 4000 for i in range(9)}
     with raises_naming(ConfigError, "model.options"):
         config.dumps(options)
+
+
+def test_the_folder_of_the_scene_comes_first(tmp_path):
+    """As in `inspect`; it is data.path, which beats that of a file."""
+    scene, file = str(tmp_path), ["--config", "lego"]
+    for arguments in ([scene], [scene, *file], [scene, *file, "--data.path", f"{scene}/."], ["--data.path", scene]):
+        assert Path(train_options(arguments).data.path) == tmp_path
+    assert train_options(file).data.path == "scenes/lego"
+    assert Path(parse("train", [scene, "--device", "cpu", "--trainer.steps", "3"]).data.path) == tmp_path
+    for other in (["--data.path", "elsewhere"], ["--data.path=elsewhere"]):
+        for command, files in (("train", file), ("inspect", [])):
+            with raises_naming(ConfigError, scene, "elsewhere", "--data.path"):
+                parse(command, [scene, *files, *other])
+    assert parse("inspect", [scene]).data.path == parse("inspect", ["--data.path", scene]).data.path == scene
 
 
 # What is decided

@@ -80,16 +80,12 @@ def test_the_wheel_without_fused_ops_works_and_says_why(pure: Path, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_an_installation_has_the_command_and_every_fused_op(installed, tmp_path: Path):
+def test_an_installation_has_every_fused_op_and_trains_and_renders(installed, tmp_path: Path):
     assert_names(installed.run("nerfkit", "doctor", folder=tmp_path), "CPU", "CUDA", "verdict")
     code = "import nerfkit; from nerfkit import ops; print(nerfkit.__file__)"
     code += "; print(sorted(op for op in ops.dispatch.OPS if 'cpp' in ops.available(op)))"
     said = installed.run("python", "-c", code, folder=tmp_path)
     assert_names(said, installed.package, sorted(dispatch.OPS))
-
-
-@pytest.mark.long
-def test_an_installation_trains_and_renders(installed, tmp_path: Path):
     scene = write_scene(tmp_path / "scene", size=(15, 13))
     small = "--device cpu --model.levels 2 --model.log2_table 8 --model.max_resolution 24 --trainer.steps 40"
     small += " --trainer.samples 512 --sampling.step 0.08 --sampling.occupancy_resolution 8"
