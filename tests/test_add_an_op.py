@@ -3,7 +3,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 
 from nerfkit import jit
 from tests.naming import raises_naming
+from tests.package.conftest import ROOT, run
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.M | re.S)
 
 
@@ -27,19 +26,11 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def run(command: list, folder: Path, **environment: str) -> str:
-    """Output of a command that has to succeed, in that folder."""
-    result = subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=600
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
 def test_the_page_runs_as_written(folder: Path):
     assert len(list(folder.iterdir())) == 7
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    printed = run([sys.executable, "check.py"], folder, PYTHONPATH=path, TORCH_EXTENSIONS_DIR=str(folder / "built"))
+    built = str(folder / "built")
+    printed = run(sys.executable, "check.py", folder=folder, PYTHONPATH=path, TORCH_EXTENSIONS_DIR=built)
     assert "all checks passed" in printed
 
 

@@ -18,7 +18,6 @@ from nerfkit import __version__
 from nerfkit.commands import StopSignals, as_typed, status_of
 from nerfkit.commands.options import OPTIONS
 from nerfkit.commands.render import FILES
-from nerfkit.errors import RunError
 from nerfkit.files import MARKER
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import PATHS
@@ -208,7 +207,6 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
 
 def test_the_status_tells_what_went_wrong(capsys):
     for error, status, said in (
-        (RunError("no run"), 1, "no run"),
         (KeyboardInterrupt(), 130, "stopped"),
         (FileNotFoundError(2, "No such file", "x.png"), 1, "x.png"),
         (MemoryError("too much"), 1, "too much"),

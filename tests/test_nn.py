@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from nerfkit import ops
-from nerfkit.nn import LLTM, MLP, DepthwiseConv1d, DepthwiseConv2d, FeatureGrid, LLTMCell
+from nerfkit.nn import LLTM, DepthwiseConv1d, DepthwiseConv2d, FeatureGrid, LLTMCell
 from tests.naming import raises_naming
 from tests.ops.test_bad_input import parts_of
 
@@ -49,15 +49,6 @@ def test_a_grid_takes_any_number_of_leading_axes(device: str):
     out = grid(points)
     assert out.shape == (4, 5, 6) and grid(points[:0]).shape == (0, 5, 6)
     torch.testing.assert_close(out[2, 3], grid(points[2, 3]))
-
-
-def test_layers_of_a_network_are_views():
-    net = MLP(2, 3, 1, 1)
-    with torch.no_grad():
-        for weight, bias in net.layers():
-            weight.zero_()
-            bias.fill_(2.0)
-    assert net(torch.randn(4, 2)).tolist() == [[2.0]] * 4
 
 
 def run_cell(module: LLTM, sequence: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:

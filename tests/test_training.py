@@ -74,14 +74,6 @@ def test_a_checkpoint_is_not_read_again_to_be_kept(small_config, tmp_path, monke
     assert found == [checkpoint.NEWEST] and read(tmp_path / checkpoint.PREVIOUS)[1]["step"] == 1
 
 
-def test_ray_context_starts_as_a_plain_field(small_config):
-    """Zero-initialised residuals: before training, what the ray sees changes no color."""
-    small_config.model.encoder = small_config.model.aggregator = True
-    model = make_trainer(small_config).model
-    n_context = model.grid.n_features + model.aggregator.n_state
-    assert not model.decoder.color_net.layers()[0][0][:, -n_context:].any()
-
-
 def test_nan_stops_and_is_never_saved(small_config, tmp_path):
     small_config.data.poses, run = "refine", tmp_path / "run"
     trainer = trained(small_config, 1)

@@ -6,9 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 
-from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.rendering.image_renderer import ImageRenderer
 
 if os.environ.get("REQUIRE_BROWSER") != "1":
@@ -19,8 +17,8 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from playwright.sync_api import sync_playwright  # noqa: E402
 
-from nerfkit.viewer.frames import viewpoint  # noqa: E402
-from tests.viewing import served, small_run, wait_for  # noqa: E402
+from tests.trainers import make_trainer  # noqa: E402
+from tests.viewing import served, wait_for  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -39,28 +37,15 @@ def browser():
         browser.close()
 
 
-def pose_of(client) -> np.ndarray:
-    """[3, 4] of the client's camera in the model's axes."""
-    camera = client.camera
-    return np.array(viewpoint(camera.wxyz, camera.position, camera.fov).pose).reshape(3, 4)
-
-
-def rendered(viewer, client, width: int, height: int) -> np.ndarray:
-    """What the renderer makes of the client's camera, [H, W, 3] in [0, 1]."""
-    focal = torch.full((1, 2), height / 2 / np.tan(client.camera.fov / 2))
-    pose = torch.tensor(pose_of(client)[None], dtype=torch.float32)
-    cameras = Cameras(pose, focal, torch.tensor([[width / 2, height / 2]]), width, height)
-    return ImageRenderer(viewer.scene.model, viewer.scene.background)(cameras, 0)["rgb"].numpy()
-
-
 def shown(client, width: int = 160, height: int = 120) -> np.ndarray:
     """What the browser shows besides its panels, [H, W, 3] in [0, 1]."""
     return client.get_render(height, width, timeout=30) / 255
 
 
 def test_the_viewer_in_a_browser(small_config, tmp_path, browser):
-    folder = small_run(small_config, tmp_path / "run")
-    with served(folder) as viewer:
+    small_config.trainer.steps = 300
+    make_trainer(small_config).train(tmp_path / "run")
+    with served(tmp_path / "run") as viewer:
         asked = []
         context = browser.new_context(viewport=WINDOW)
         context.on("request", lambda request: asked.append(request.url))
@@ -72,16 +57,17 @@ def test_the_viewer_in_a_browser(small_config, tmp_path, browser):
 
         wait_for(lambda: shown(client).std() > 0.05)  # not of one color
         image = shown(client)
-        wanted = rendered(viewer, client, 160, 120)
+        wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(session.viewpoint().cameras(160, 120), 0)
+        wanted = wanted["rgb"].numpy()
         assert np.abs(image.mean((0, 1)) - wanted.mean((0, 1))).max() < 0.02
         assert np.abs(image - wanted).mean() < 0.04
 
-        was = pose_of(client)
+        was = client.camera.position.copy()
         page.mouse.move(100, 160)
         page.mouse.down()
         page.mouse.move(180, 170, steps=4)
         page.mouse.up()
-        wait_for(lambda: np.abs(pose_of(client) - was).max() > 0.1)
+        wait_for(lambda: np.abs(client.camera.position - was).max() > 0.1)
         wait_for(lambda: np.abs(shown(client) - image).mean() > 0.01)
 
         foreign = [url for url in asked if not url.startswith((viewer.page.address, "blob:", "data:"))]

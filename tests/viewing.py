@@ -20,14 +20,6 @@ from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.viewer import TrainingViewer, Viewer
 from scripts.bench_viewer import Circle, FakeBrowser, decoded
-from tests.trainers import make_trainer
-
-
-def small_run(config, folder: Path, steps: int = 300) -> Path:
-    """A run folder of the toy scene, trained for seconds."""
-    config.trainer.steps = steps
-    make_trainer(config).train(folder)
-    return folder
 
 
 @contextmanager

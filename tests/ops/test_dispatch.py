@@ -6,7 +6,7 @@ import nerfkit
 from nerfkit import ops
 from nerfkit.config import load, preset_path
 from nerfkit.ops import BackendError, dispatch, native
-from tests.naming import not_named, raises_naming
+from tests.naming import raises_naming
 from tests.ops.harness import NativeCalls
 
 
@@ -32,20 +32,6 @@ def test_auto_takes_the_fused_one_where_built(monkeypatch):
     assert ops.trilinear(torch.rand(1, 8, 1), torch.rand(1, 3)) == "fused"
     with ops.backend("cpp", {"trilinear": "torch"}):
         assert ops.trilinear(torch.rand(1, 8, 1), torch.rand(1, 3)).shape == (1, 1)
-
-
-UNFIT = "its kernel takes an even number of points, got 3"
-
-
-def test_a_call_that_the_kernel_does_not_take(monkeypatch):
-    monkeypatch.setitem(dispatch._implementations, ("trilinear", "cpp"), lambda: None)
-    chosen = dispatch.resolve("trilinear", "cpu", unfit=UNFIT)
-    assert chosen.backend == "torch" and not not_named(chosen.reason, "cpp", UNFIT)
-    chosen = dispatch.resolve("trilinear", "cpu", "torch", UNFIT)
-    assert chosen.backend == "torch" and UNFIT not in chosen.reason
-    hint = "--ops.overrides trilinear torch"
-    with raises_naming(BackendError, "trilinear", "'cpp'", UNFIT, "ops.backend=auto", hint):
-        dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
 
 
 def test_unknown_names_raise():

@@ -242,11 +242,6 @@ def test_a_library_that_must_be_built_stops_the_build(tree: Tree):
 # What `nerfkit doctor` says
 
 
-def test_a_library_that_did_not_load_is_said_with_the_reason_and_what_to_type(tmp_path: Path):
-    lines = doctor._library(native.Library("cuda", tmp_path / "_C_cuda.so", False, "this torch is a CPU build"))
-    assert_names("\n".join(lines), "_C_cuda.so", "this torch is a CPU build", "NERFKIT_CUDA=1 pip install")
-
-
 def test_the_page_names_all_that_can_be_missing_and_what_the_build_left(tmp_path: Path, monkeypatch):
     (tmp_path / "built.txt").write_text("what setup.py wrote for z80\n")
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
