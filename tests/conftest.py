@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
@@ -15,7 +16,8 @@ import torch  # noqa: E402
 from nerfkit import ops
 from nerfkit.config import Config
 from nerfkit.ops import dispatch
-from tests.toy_scene import write_scene
+from tests.processes import call
+from tests.toy_scene import small_options, write_options, write_scene
 
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False  # for definitions: 11 bits of float32 are no reference
@@ -114,15 +116,23 @@ def scene_folder(tmp_path) -> Path:
 
 @pytest.fixture
 def small_config(toy_scene) -> Config:
-    """Options that train the toy scene in a second or two."""
-    config = Config()
-    config.size = "large"  # but for what follows, whatever the device
-    config.data.path = str(toy_scene)
-    config.data.box = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
-    config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
-    config.model.hidden = 16
-    config.sampling.step, config.sampling.occupancy_resolution, config.sampling.occupancy_threshold = 0.04, 24, 0.01
-    config.trainer.steps, config.trainer.samples, config.trainer.learning_rate = 60, 4096, 0.03
-    config.trainer.save_every, config.trainer.distortion = 0, 0.0
-    config.device = "cpu"
-    return config.resolved()
+    return small_options(toy_scene)
+
+
+@pytest.fixture(scope="session")
+def options(tmp_path_factory) -> Path:
+    """A file of options for a smaller scene, which lies beside it."""
+    return write_options(tmp_path_factory.mktemp("options"))
+
+
+@pytest.fixture(scope="session")
+def trained(options) -> Path:
+    """The run of those options; do not write into it."""
+    call("train", "--config", options, "--out", options.parent / "run")
+    return options.parent / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))

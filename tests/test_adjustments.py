@@ -99,18 +99,6 @@ def test_lengths_are_those_of_the_box():
     assert ten.stats()["cameras_turned"] == pytest.approx(math.degrees(turned))
 
 
-def test_without_them_a_run_is_as_it_was(small_config, tmp_path):
-    trainer = make_trainer(small_config)
-    batch = trainer.views.draw(5)
-    rendering = trainer.model(batch.rays, batch.background)
-    assert trainer.adjustments.rays(batch.rays) is batch.rays
-    assert trainer.adjustments.rendering(rendering, batch) is rendering and trainer.adjustments.stats() == {}
-    trainer.train_step()
-    trainer.save(tmp_path / "run")
-    assert not [name for name in checkpoint.load(tmp_path / "run")[0] if name.startswith("views.")]
-    assert load_run(tmp_path / "run", "cpu").refined is None
-
-
 def test_poses_wait_for_a_field():
     found = ViewAdjustments(BOTH, 3)
     names = [name for name, _ in found.named_parameters()]

@@ -22,8 +22,7 @@ from nerfkit.training.run.files import CONFIG, SCENE, read_config
 from nerfkit.training.run.folder import RunFolder, describe, read_scene
 from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_naming, warns_naming
-from tests.processes import run_main
-from tests.torchrun import command, forked
+from tests.processes import command, forked, run_main
 from tests.trainers import make_trainer
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
@@ -41,32 +40,24 @@ def save_steps(folder: OwnFolder, *steps: int) -> None:
         checkpoint.save(folder, {"x": torch.full((1000,), float(step))}, STATE | {"step": step})
 
 
-def test_a_cut_checkpoint_falls_back_to_the_previous(folder):
-    save_steps(folder, 1, 2)
-    file = folder.path / checkpoint.NEWEST
-    file.write_bytes(file.read_bytes()[:-100])
-    with warns_naming(UserWarning, checkpoint.NEWEST, checkpoint.PREVIOUS, "step 1"):
-        tensors, state = checkpoint.load(folder.path)
-    assert state["step"] == 1 and tensors["x"][0] == 1
-    (folder.path / checkpoint.PREVIOUS).unlink()
-    with raises_naming(RunError, folder.path, checkpoint.NEWEST):
-        checkpoint.load(folder.path)
-
-
-def test_every_flipped_bit_is_noticed(folder):
+def test_a_cut_and_every_flipped_bit_are_noticed(folder):
     """In header, state and data alike: the checkpoint before is taken, and no other error comes out."""
     save_steps(folder, 1, 2)
     file = folder.path / checkpoint.NEWEST
     content = file.read_bytes()
     generator = torch.Generator().manual_seed(0)
     places = torch.randint(len(content) * 8, (150,), generator=generator).tolist() + list(range(64, 64 + 800, 16))
-    for place in places:
-        flipped = bytearray(content)
-        flipped[place // 8] ^= 1 << place % 8
-        file.write_bytes(flipped)
-        with warns_naming(UserWarning, checkpoint.NEWEST, checkpoint.PREVIOUS):
+    for place in [None, *places]:
+        broken = bytearray(content[:-100] if place is None else content)
+        if place is not None:
+            broken[place // 8] ^= 1 << place % 8
+        file.write_bytes(broken)
+        with warns_naming(UserWarning, checkpoint.NEWEST, checkpoint.PREVIOUS, "step 1"):
             tensors, state = checkpoint.load(folder.path)
         assert state["step"] == 1 and bool((tensors["x"] == 1).all()), place
+    (folder.path / checkpoint.PREVIOUS).unlink()
+    with raises_naming(RunError, folder.path, checkpoint.NEWEST):
+        checkpoint.load(folder.path)
 
 
 @pytest.mark.parametrize("is_cut", [True, False])

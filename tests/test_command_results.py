@@ -2,7 +2,6 @@
 """What the commands write, number by number. They are called in this process: each start of Python costs seconds."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,33 +20,12 @@ from nerfkit.rendering.images import preview
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import read_config, read_log
 from tests.naming import assert_names, raises_naming
-from tests.processes import run_main
-from tests.toy_scene import BOX, STEPS, write_options
+from tests.posed_captures import call
+from tests.toy_scene import BOX, STEPS
 
 pytestmark = pytest.mark.slow
 
 UNSCORED = ("--eval.after_training", "false")
-
-
-@pytest.fixture(scope="module")
-def options(tmp_path_factory) -> Path:
-    return write_options(tmp_path_factory.mktemp("results"))
-
-
-def call(command, *arguments) -> None:
-    """Run a command that has to succeed."""
-    assert run_main(command, *arguments) == 0
-
-
-@pytest.fixture(scope="module")
-def trained(options) -> Path:
-    call(train, "--config", options, "--out", options.parent / "run")
-    return options.parent / "run"
-
-
-@pytest.fixture
-def run(trained, tmp_path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def test_a_trained_run_is_complete(trained):
@@ -57,6 +35,9 @@ def test_a_trained_run_is_complete(trained):
     metrics = json.loads((trained / "metrics.json").read_text())
     assert metrics["steps"] == STEPS and metrics["n_views"] == 2 and 10 < metrics["psnr"] < 40
     assert metrics["train_seconds"] == pytest.approx(state["seconds"], abs=0.01)
+    protocol, used = metrics["protocol"], set(load_run(trained, "cpu").model.used_ops)
+    assert protocol["background"] == [1, 1, 1] and protocol["lens"] == "pinhole" and protocol["ignored_pixels"] == 0
+    assert used <= set(metrics["backend"]) and used == set(protocol["backend"])
     assert [file.name for file in (trained / "eval").glob("*.png")] == ["r_0.png"]
     assert config.trainer.steps == STEPS and config.data.format == "nerf_synthetic", "found, not auto"
     assert (trained / "loss.png").stat().st_size > 1000 and (trained / "scene.json").exists()
@@ -112,13 +93,13 @@ def test_scores_of_a_split_are_of_that_split(run):
     assert metrics["n_views"] == 12 and metrics["protocol"]["split"] == "train" and metrics["steps"] == STEPS
     assert len(list((run / "eval" / "train").glob("*.png"))) == 3
     assert json.loads((run / "metrics.json").read_text()) == first, "those of the test views stay"
-    with raises_naming(UserError, "vgg.pth"):
-        call(eval_command, run, "--device", "cpu", "--lpips", "vgg.pth")
     call(eval_command, run, "--device", "cpu")
     again = json.loads((run / "metrics.json").read_text())
     assert again["psnr"] == pytest.approx(first["psnr"], abs=1e-3) and again["n_views"] == 2
     assert again["train_seconds"] == first["train_seconds"]
     assert len(list((run / "eval").glob("*.png"))) == 1, "as many as the run asks for"
+    with raises_naming(UserError, "vgg.pth"):
+        call(eval_command, run, "--device", "cpu", "--lpips", "vgg.pth")
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +118,6 @@ NAMES = ("rgb", "depth_ray", "depth_z", "opacity", "normal")
 
 def file_of(name: str, view: int, extension: str = "png") -> str:
     return f"{view:04d}.{extension}" if name == "rgb" else f"{name}_{view:04d}.{extension}"
-
-
-def test_every_output_has_its_files(trained, frames):
-    wanted = {"path.json", *(f"{name}.mp4" for name in NAMES)}
-    wanted |= {file_of(name, view) for name in NAMES for view in range(3)}
-    wanted |= {file_of(name, view, "npz") for name in NAMES[1:] for view in range(3)}
-    assert {path.name for path in frames.iterdir() if not path.name.startswith(".")} == wanted
-    assert not (trained / "render").exists(), "they went elsewhere"
 
 
 def test_frames_are_what_the_model_sees_on_an_orbit(trained, frames):

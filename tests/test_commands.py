@@ -1,31 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands as a user runs them where something is in the way: nothing lost, one line that says what to do."""
+"""The commands as a user runs them: help that answers at once, signals that stop, and where something is in the way
+nothing lost, and one line that says what to do."""
 
 import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
 
-import imageio.v2 as imageio
 import pytest
-import safetensors.torch
-import torch
 
-from nerfkit.commands import as_typed, status_of
+from nerfkit import __version__
+from nerfkit.commands import StopSignals, as_typed, status_of
+from nerfkit.commands.options import OPTIONS
 from nerfkit.commands.render import FILES
-from nerfkit.errors import RunError
 from nerfkit.files import MARKER
-from nerfkit.model import registry
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import PATHS, read_config
+from nerfkit.training.run.files import PATHS
 from nerfkit.training.run.folder import RunFolder
 from tests.naming import assert_names
 from tests.processes import ROOT, call, call_process, ended
-from tests.toy_scene import change, write_options, write_scene
+from tests.toy_scene import STEPS, change, write_scene
 
 pytestmark = pytest.mark.slow
 UNSCORED = ("--eval.after_training", "false")
@@ -35,23 +34,6 @@ def last_line(output: str) -> str:
     return output.strip().splitlines()[-1]
 
 
-@pytest.fixture(scope="module")
-def options(tmp_path_factory) -> Path:
-    return write_options(tmp_path_factory.mktemp("commands"))
-
-
-@pytest.fixture(scope="module")
-def trained(options) -> Path:
-    run = options.parent / "run"
-    call("scripts/train.py", "--config", options, "--out", run, "--trainer.steps", 8)
-    return run
-
-
-@pytest.fixture
-def run(trained, tmp_path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
@@ -59,59 +41,15 @@ def content(folder: Path) -> dict[str, bytes]:
 EVIL = "\x1b]0;title\x07\x1b[2Jevil"
 
 
-def marked(run: Path) -> None:
-    (run / ".nerfkit").write_text(f"nerfkit {EVIL}{'x' * 10**5}\n")
-
-
-def replaced(file: str, old: str, new: str):
-    return lambda run: (run / file).write_text((run / file).read_text().replace(old, new, 1))
-
-
-def of_another_format(run: Path) -> None:
-    tensors, state = checkpoint.load(run)
-    text = json.dumps(state | {"format": EVIL})
-    data = safetensors.torch.save(tensors, {"state": text, "checksum": checkpoint.checksum(tensors, text)})
-    (run / "checkpoint.safetensors").write_bytes(data)
-
-
-def called_so(run: Path) -> None:
-    """A folder of a scene with other test views."""
-    scene = Path(shutil.copytree(read_config(run).data.path, run.parent / EVIL))
-    file = scene / "transforms_test.json"
-    content = json.loads(file.read_text())
-    content["frames"][0]["transform_matrix"][0][3] += 0.1
-    file.write_text(json.dumps(content))
-
-
-NAMED = {  # what somebody else wrote, and what says so
-    "kind_of_a_folder": (marked, "train {options} --out {run}"),
-    "kind_of_a_folder_rendered": (marked, "render {run} --frames 1 --size 6 5"),
-    "kind_of_a_folder_inspected": (marked, "inspect {scene} --out {run}"),
-    "format_of_a_checkpoint": (of_another_format, "eval {run}"),
-    "splits": (replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'), "render {run} --path nope"),
-    "splits_exported": (
-        replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'),
-        "export depth {run} --split n",
-    ),
-    "path_of_the_scene": (replaced("config.toml", "/scene", f"/{json.dumps(EVIL)[1:-1]}"), "eval {run}"),
-    "split_that_is_scored": (replaced("config.toml", '"test"', json.dumps(EVIL)), "eval {run}"),
-    "scores": (replaced("metrics.json", '"test"', json.dumps(EVIL)), "summary {run}"),
-    "folder_of_a_scene": (called_so, "train {options} --data.path {evil} --out {new} --trainer.steps 1"),
-    "folder_of_a_scene_inspected": (called_so, "inspect {evil}"),
-    "folder_of_another_scene": (called_so, "eval {run} --data {evil}"),
-}
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_a_terminal_obeys_no_names_of_others(name: str, run: Path, options: Path):
-    prepare, command = NAMED[name]
-    prepare(run)
-    places = {"run": run, "scene": read_config(run).data.path, "options": f"--config {options}"}
-    places |= {"evil": run.parent / EVIL, "new": run.parent / "new"}
-    first, *words = command.format(**places).replace(EVIL, "EVIL").split()
-    status, printed = ended(f"scripts/{first}.py", *(word.replace("EVIL", EVIL) for word in words))
-    assert "evil" in printed and "\x1b" not in printed and "\x07" not in printed and len(printed) < 20_000, printed
-    assert status in (0, 1)
+def test_a_terminal_obeys_no_names_of_others(run, options):
+    """In an error, in what a training prints, and in a report."""
+    scene = shutil.copytree(options.parent / "scene", run.parent / EVIL)
+    (run / MARKER).write_text(f"nerfkit {EVIL}{'x' * 10**5}\n")
+    new = ("--config", options, "--data.path", scene, "--out", run.parent / "new", "--trainer.steps", 1)
+    for command, *words in (("train", "--config", options, "--out", run), ("train", *new), ("inspect", scene)):
+        status, printed = ended(f"scripts/{command}.py", *words)
+        assert "evil" in printed and "\x1b" not in printed and "\x07" not in printed and len(printed) < 20_000, printed
+        assert status in (0, 1)
 
 
 def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
@@ -126,16 +64,10 @@ def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
     assert_names(last_line(call("scripts/render.py", run, "--frames", "1", "--out", run, status=1)), run)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "--model.kind nothing",
-        "--model.log2_table 30 --model.features 128 --model.max_resolution 60000",  # more memory than any machine has
-    ],
-)
-def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run, bad: str):
+def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run):
     before = content(run)
-    output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *bad.split(), status=1)
+    much = ("--model.log2_table", 30, "--model.features", 128, "--model.max_resolution", 60000)  # of memory
+    output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *much, status=1)
     assert last_line(output).startswith("error: ") and content(run) == before
 
 
@@ -151,7 +83,7 @@ def test_overwrite_leaves_files_of_the_user_in_the_run_folder(options, run):
     RunFolder.existing(run).child(PATHS, "paths").write("path_1.json", "made by hand")
     again = ("--config", options, "--out", run, "--trainer.steps", 2, *UNSCORED)
     call("scripts/train.py", *again, status=1)
-    assert checkpoint.load(run)[1]["step"] == 8 and (run / "metrics.json").exists(), "nobody asked to replace it"
+    assert checkpoint.load(run)[1]["step"] == STEPS and (run / "metrics.json").exists(), "nobody asked to replace it"
     call("scripts/train.py", *again, "--overwrite")
     assert checkpoint.load(run)[1]["step"] == 2
     assert (run / "paths" / "path_1.json").exists() and "paths/" in RunFolder.existing(run).names
@@ -193,7 +125,7 @@ def test_a_changed_scene_is_not_resumed(options, run, tmp_path):
 def test_a_scene_that_is_gone_or_of_another_format_is_said(options, run, tmp_path):
     """Where the run's scene was and that --data.path gives it; no folder beside it with a name like its."""
     scene = shutil.copytree(options.parent / "scene", tmp_path / "sizes")
-    call("scripts/train.py", "--resume", run, "--data.path", scene, "--trainer.steps", "9", *UNSCORED)
+    call("scripts/train.py", "--resume", run, "--data.path", scene, "--trainer.steps", STEPS + 1, *UNSCORED)
     scene.rename(tmp_path / "sizes1")
     message = last_line(call("scripts/train.py", "--resume", run, status=1))
     assert_names(message, scene, "--data.path")
@@ -207,13 +139,11 @@ def test_a_scene_that_is_gone_or_of_another_format_is_said(options, run, tmp_pat
     assert_names(last_line(call("scripts/train.py", *asked, status=1)), "colmap", other, "llff", "--data.format")
 
 
-@pytest.mark.parametrize("changed", [{"random": {"python": 1}}, {"optimizer.0.exp_avg": torch.zeros(3)}])
-def test_a_checkpoint_that_was_edited_is_one_line(run, changed: dict):
+def test_a_checkpoint_that_was_edited_is_one_line(run):
     tensors, state = checkpoint.load(run)
-    (state if "random" in changed else tensors).update(changed)
-    checkpoint.save(RunFolder.existing(run), tensors, state)
+    checkpoint.save(RunFolder.existing(run), tensors, state | {"random": {"python": 1}})
     output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
-    assert_names(last_line(output), "error:", "checkpoint" if "random" in changed else "optimizer.0.exp_avg")
+    assert_names(last_line(output), "error:", "checkpoint")
 
 
 def test_output_that_nobody_reads(run):
@@ -233,29 +163,6 @@ def test_a_training_in_a_log_of_any_locale(options, tmp_path):
     assert 1 <= output.count("training:") <= 3 and "100/100" in output
     assert (run / "config.toml").exists() and f"next: python scripts/render.py '{run}'" in output
     assert f"--resume '{run}'" in last_line(call("scripts/train.py", *few, status=1))
-
-
-def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
-    """A run folder imports nothing by itself."""
-    monkeypatch.setattr(registry, "MODELS", dict(registry.MODELS))
-    before = list(sys.path)
-    (tmp_path / "mymodel.py").write_text(
-        "import nerfkit\n\n\n@nerfkit.register_model('dark')\nclass Dark(nerfkit.Renderer):\n"
-        "    def forward(self, *arguments):\n        rendering = super().forward(*arguments)\n"
-        "        return rendering._replace(color=rendering.color * 0.5)\n"
-    )
-    scripts, run = ROOT / "scripts", tmp_path / "run"
-    own, few = ("--model.kind", "dark", "--model.module", "mymodel"), ("--trainer.steps", "2", *UNSCORED)
-    call(scripts / "train.py", "--config", options, "--out", run, *own, *few, folder=tmp_path)
-    for known in (registry.MODELS, sys.modules):
-        del known["dark" if known is registry.MODELS else "mymodel"]  # as in a new process
-    frames = ("--frames", "1", "--size", "6", "5")
-    assert "--module mymodel" in last_line(call(scripts / "render.py", run, *frames, status=1, folder=tmp_path))
-    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", status=1, folder=tmp_path)
-    call(scripts / "render.py", run, *frames, "--module", "mymodel", folder=tmp_path)
-    assert imageio.imread(run / "render" / "orbit" / "0000.png").max() <= 128
-    call(scripts / "train.py", "--resume", run, "--trainer.steps", "3", *own[2:], *UNSCORED, folder=tmp_path)
-    assert sys.path == before
 
 
 def test_a_clone_where_nothing_is_installed(tmp_path):
@@ -291,7 +198,6 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
         ("render", (tmp_path,), (tmp_path, "config.toml")),
         ("train", ("--out", tmp_path / "new"), ("data.path",)),
         ("train", (*few, "--eval.split", "val"), ("eval.split", "val", "train", "test")),
-        ("train", (*few, "--ops.backend", "cuda"), ("'cuda'",)),
         ("export", ("run",), ("after the run folder", "mesh", "'run'")),
     ):
         assert_names(call(command, *words, status=1), *named)
@@ -301,10 +207,79 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
 
 def test_the_status_tells_what_went_wrong(capsys):
     for error, status, said in (
-        (RunError("no run"), 1, "no run"),
         (KeyboardInterrupt(), 130, "stopped"),
         (FileNotFoundError(2, "No such file", "x.png"), 1, "x.png"),
         (MemoryError("too much"), 1, "too much"),
     ):
         assert status_of(Mock(side_effect=error)) == status and said in capsys.readouterr().err
     assert status_of(lambda: None) == 0 and status_of(lambda: 143) == 143
+
+
+# Each list of arguments in turn; status, and what of torch and numpy has been imported since the start.
+IN_TURN = """
+import contextlib, io, json, sys
+from nerfkit.commands import main
+for arguments in json.loads(sys.argv[1]):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main(arguments)
+    print(json.dumps([arguments, printed.getvalue(), [name for name in ("torch", "numpy") if name in sys.modules]]))
+"""
+
+
+def in_turn(*lines: list[str]) -> list[tuple[list[str], str, list[str]]]:
+    done = subprocess.run([sys.executable, "-c", IN_TURN, json.dumps(lines)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_door_has_the_same_statuses(tmp_path):
+    for door in (("-m", "nerfkit", "summary"), ("scripts/summary.py",)):
+        call_process(*door, status=2)
+        assert_names(call_process(*door, tmp_path, status=1), tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [("trian",), ("doctor", "x")], ids=" ".join)
+def test_what_is_no_command_ends_with_status_2(arguments):
+    printed = call_process("-m", "nerfkit", *arguments, status=2)
+    assert "--help" in printed, "what to type next"
+    assert ("did you mean train?" in printed) == ("trian" in arguments)
+
+
+def test_help_version_and_summary_do_not_wait_for_torch(run):
+    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in OPTIONS]
+    found = in_turn(["--help"], ["--version"], ["summary", str(run)], *helped)
+    for arguments, printed, imported in found:
+        assert printed and not imported, arguments
+    assert found[1][1] == f"nerfkit {__version__}\n" and all("usage" in printed for _, printed, _ in found[3:])
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def handlers():
+    """As in a terminal: a process of nohup or of a script's background begins with some of them ignored."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_first_signal_is_remembered_and_the_second_stops_at_once(handlers):
+    for number in STOPPING:
+        before = signal.getsignal(number)
+        with StopSignals() as signals:
+            assert not signals.arrived()
+            signal.raise_signal(number)
+            assert signals.arrived() and signals.number == number
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(number) is before
+
+
+def test_what_nohup_ignores_stays_ignored(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert not signals.arrived()

@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Options: how they are given and what is refused; what scene, device and model decide of those left as auto, and what
+is left as a user gave it."""
+
 import math
 import re
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from nerfkit import config
 from nerfkit.commands import options as cli
+from nerfkit.commands import train
+from nerfkit.commands.options import parse, train_options
+from nerfkit.config import BASE, FIELD, Config, ResolvedConfig, flat, to_dict
+from nerfkit.data.load import scene_of
+from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
+from nerfkit.model.registry import model_class
+from nerfkit.training.run.load import load_run
 from tests.naming import raises_naming
-from tests.processes import call
+from tests.posed_captures import SMALL, write_capture
+from tests.processes import call, run_main
+from tests.rigs import grid, ring
 
 
 def write(folder, text: str) -> str:
@@ -25,13 +39,13 @@ def test_command_line_beats_file_beats_default(tmp_path):
     second = tmp_path / "second.toml"
     second.write_text("[model]\nencoder = false\n[trainer]\nsamples = 98\n")
     for files in (["--config", first, str(second)], ["--config", first, "--config", str(second)]):
-        options = cli.train_options([*files, "--trainer.steps", "8", "--data.path", "x"])
+        options = train_options([*files, "--trainer.steps", "8", "--data.path", "x"])
         assert (options.seed, options.model.levels, options.model.encoder) == (1, 3, False)
         assert (options.trainer.steps, options.trainer.samples, options.eval.comparisons) == (8, 98, 8)
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    options = config.Config(seed=5)
+    options = Config(seed=5)
     options.ops.overrides = {"lltm": "torch"}
     options.data.box = (-1.0, -2.0, -3.0, 1.0, 2.0, 3.0)
     config.dump(options, tmp_path / "config.toml")
@@ -41,7 +55,7 @@ def test_what_is_written_is_read_back(tmp_path):
 
 @pytest.mark.parametrize("file", sorted(Path("configs").glob("*.toml")), ids=lambda file: file.stem)
 def test_shipped_files_are_small_differences(file: Path):
-    assert config.load([str(file)]) != config.Config()
+    assert config.load([str(file)]) != Config()
     assert config.load([file.stem]) == config.load([str(file)]), "by its name, too"
 
 
@@ -77,12 +91,12 @@ def test_bad_value_is_one_line_with_name_and_range(tmp_path, text: str, named: t
 def test_values_that_work_together_may_come_from_several_places(tmp_path):
     """Only what comes out in the end is asked whether it works."""
     large = write(tmp_path, "[data]\nbox = [-9000, -9000, -9000, 9000, 9000, 9000]\n")
-    assert cli.train_options(["--config", large, "--sampling.step", "1"]).resolved().sampling.step == 1
+    assert train_options(["--config", large, "--sampling.step", "1"]).resolved().sampling.step == 1
     with raises_naming(ConfigError, "sampling.step", "data.box"):
-        cli.train_options(["--config", large, "--size", "large"]).resolved()
+        train_options(["--config", large, "--size", "large"]).resolved()
 
 
-OPTIONS = [*config.flat(config.to_dict(config.Config())), "model.options", "ops.overrides"]
+OPTIONS = [*flat(to_dict(Config())), "model.options", "ops.overrides"]
 NASTY = [math.nan, math.inf, -math.inf, 0, -1, 1e30, 10**30, 2**31, 2**63, 10**4000, "", "x", "true", True, {}]
 
 
@@ -96,32 +110,19 @@ def test_no_value_from_a_file_ends_in_a_traceback(name: str):
         except ConfigError as error:
             assert name in str(error) and "\n" not in str(error)
         else:
-            assert config.from_dict(config.to_dict(read), "again") == read
-
-
-@pytest.mark.parametrize("name", ["seed", "data.masks", "data.box", "model.options", "model.levels", "sampling.step"])
-@pytest.mark.slow
-def test_no_value_on_the_command_line_ends_in_a_traceback(name: str, capsys):
-    n_words = 6 if name == "data.box" else 1
-    for value in ("nan", "-inf", str(10**30), ""):
-        try:
-            cli.train_options([f"--{name}", *[value] * n_words])
-        except ConfigError as error:
-            assert name in str(error) and "\n" not in str(error)
-        except SystemExit as end:
-            assert end.code == 2 and f"--{name}" in capsys.readouterr().err
+            assert config.from_dict(to_dict(read), "again") == read
 
 
 def test_text_that_no_file_of_options_holds():
     too_long, not_unicode = "a" * 5000, "a\udc80b"
     for arguments in (["--out", too_long], ["--model.options", "name", not_unicode]):
         with raises_naming(ConfigError, "UTF-8", "4096", arguments[0].removeprefix("--")):
-            cli.train_options(arguments)
+            train_options(arguments)
 
 
 def test_the_help_has_every_option_with_its_range_and_default(capsys):
     with pytest.raises(SystemExit):
-        cli.train_options(["--help"])
+        train_options(["--help"])
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     assert re.search(r"--model.levels .auto.INT. [^-]*auto: 6 with size small, else 16; 1 to 64", text)
     assert "--trainer.deterministic {true,false}" in text and "--overwrite [{true,false}]" in text
@@ -129,32 +130,32 @@ def test_the_help_has_every_option_with_its_range_and_default(capsys):
 
 
 def test_booleans_are_true_or_false_and_a_switch_alone_is_true():
-    names = [name for name in OPTIONS if isinstance(attrgetter(name)(config.Config()), bool)]
+    names = [name for name in OPTIONS if isinstance(attrgetter(name)(Config()), bool)]
     for word, value in (("false", False), ("True", True)):
-        options = cli.train_options([text for name in names for text in (f"--{name}", word)])
+        options = train_options([text for name in names for text in (f"--{name}", word)])
         assert {attrgetter(name)(options) for name in names} == {value}
     for arguments, value in (([], False), (["--overwrite"], True), (["--overwrite", "false"], False)):
-        assert cli.train_options(arguments).overwrite is value
+        assert train_options(arguments).overwrite is value
     for arguments in (["--overwrite", "maybe"], ["--overwrite="], ["--trainer.deterministic"]):
         with pytest.raises(SystemExit):
-            cli.train_options(arguments)
+            train_options(arguments)
 
 
 def test_options_of_a_model_of_your_own(tmp_path):
     file = write(tmp_path, "[model.options]\nwidth = 3\nname = 'x'\nsoft = true\n")
-    options = cli.train_options(["--config", file, "--model.options", "width", "4", "rate", "1e-3", "hard", "false"])
+    options = train_options(["--config", file, "--model.options", "width", "4", "rate", "1e-3", "hard", "false"])
     expected = {"width": 4, "name": "x", "soft": True, "rate": 0.001, "hard": False}
     assert options.model.options == expected
     config.dump(options, tmp_path / "config.toml")
     assert config.load([tmp_path / "config.toml"]).model.options == expected
-    assert cli.train_options(["--model.options", "a", "nan", "b", "9" * 400]).model.options["b"] == "9" * 400
+    assert train_options(["--model.options", "a", "nan", "b", "9" * 400]).model.options["b"] == "9" * 400
     changed = config.fixed_differences(config.load([file]), options)
     assert ("model.options.width", 3, 4) in changed and ("model.options.rate", None, 0.001) in changed
 
 
 def test_preset_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.train_options(["--config", "lego", "field"]).data.path == "scenes/lego"
+    assert train_options(["--config", "lego", "field"]).data.path == "scenes/lego"
     (tmp_path / "lego").mkdir()  # a folder is no file of options
     assert config.preset_path("lego").name == "lego.toml"
     (tmp_path / "orrery").write_text("seed = 3\n")  # a file is, and comes first
@@ -187,19 +188,22 @@ def test_no_file_of_options(tmp_path, content: bytes, named: str):
 
 def test_resume_ignores_nothing(tmp_path):
     run = tmp_path / "run"
-    old = config.Config(out="elsewhere", model=config.ModelConfig(module="from.far.away", levels=3))
+    old = Config(out="elsewhere", model=config.ModelConfig(module="from.far.away", levels=3))
+    old.data.path = "scenes/mine"
     run.mkdir()
     config.dump(old, run / "config.toml")
     (run / "scene.json").write_text('{"format": 1}')
-    options = cli.train_options(["--resume", str(run), "--out", f"{run}/"])
+    options = train_options(["--resume", str(run), "--out", f"{run}/"])
     assert (options.out, options.model.levels, options.model.module) == (f"{run}/", 3, "")
-    assert cli.train_options(["--resume", str(run), "--model.module", "mine"]).model.module == "mine"
+    assert options.data.path == "scenes/mine"
+    assert train_options(["scenes/moved", "--resume", str(run)]).data.path == "scenes/moved"
+    assert train_options(["--resume", str(run), "--model.module", "mine"]).model.module == "mine"
     file = write(tmp_path, "[model]\nmodule = 'mine'\n")
-    assert cli.train_options(["--resume", str(run), "--config", file]).model.module == "mine"
+    assert train_options(["--resume", str(run), "--config", file]).model.module == "mine"
     with raises_naming(ConfigError, "--resume", "--out"):
-        cli.train_options(["--resume", str(run), "--out", "elsewhere"])
+        train_options(["--resume", str(run), "--out", "elsewhere"])
     with raises_naming(ConfigError, "--resume", "--overwrite"):
-        cli.train_options(["--resume", str(run), "--overwrite"])
+        train_options(["--resume", str(run), "--overwrite"])
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,183 @@ def test_arguments_that_are_refused_get_a_hint(command: str, arguments: str, nam
 
 
 def test_options_that_could_not_be_read_again_are_refused():
-    options = config.Config()
+    options = Config()
     options.model.options = {f"name{i}": "x" * 4000 for i in range(9)}
     with raises_naming(ConfigError, "model.options"):
         config.dumps(options)
+
+
+def test_the_folder_of_the_scene_comes_first(tmp_path):
+    """As in `inspect`; it is data.path, which beats that of a file."""
+    scene, file = str(tmp_path), ["--config", "lego"]
+    for arguments in ([scene], [scene, *file], [scene, *file, "--data.path", f"{scene}/."], ["--data.path", scene]):
+        assert Path(train_options(arguments).data.path) == tmp_path
+    assert train_options(file).data.path == "scenes/lego"
+    assert Path(parse("train", [scene, "--device", "cpu", "--trainer.steps", "3"]).data.path) == tmp_path
+    for other in (["--data.path", "elsewhere"], ["--data.path=elsewhere"]):
+        for command, files in (("train", file), ("inspect", [])):
+            with raises_naming(ConfigError, scene, "elsewhere", "--data.path"):
+                parse(command, [scene, *files, *other])
+    assert parse("inspect", [scene]).data.path == parse("inspect", ["--data.path", scene]).data.path == scene
+
+
+# What is decided
+
+BOX = "--data.box -4 -4 -4 4 4 4"
+UNBOUNDED = "--sampling.kind contracted"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A capture of a place, whose cameras see all sides."""
+    points = np.array([0, 0, 0.5]) + 0.5 * np.random.default_rng(0).normal(size=(300, 3))
+    return write_capture(tmp_path_factory.mktemp("place") / "place", ring(20), points=points)
+
+
+def options_of(folder: Path, arguments: str = "") -> tuple[ResolvedConfig, Scene]:
+    """The options that run, at the sizes for a GPU unless `arguments` ask for others, and the scene."""
+    size = "" if "--config" in arguments or "--size" in arguments else "--size large"
+    options = train_options(f"--device cpu --data.path {folder} {size} {arguments}".split())
+    scene = scene_of(options)
+    return options.resolved(scene, "cpu", model_class(options)), scene
+
+
+def values_of(options: ResolvedConfig, names: str) -> list:
+    return [attrgetter(name)(options) for name in names.split()]
+
+
+RATE = "trainer.learning_rate"
+STAGES = "model.encoder model.aggregator"
+STEPS = "sampling.step sampling.cone sampling.occupancy_threshold"
+
+
+@pytest.mark.parametrize(
+    "arguments, names, wanted",
+    [
+        ("", RATE, [0.02]),
+        ("--trainer.learning_rate 0.01", RATE, [0.01]),
+        ("--config cpu", RATE, [0.02]),
+        ("--config orrery_cpu", RATE, [0.03]),
+        ("", STAGES, [True, False]),
+        (BOX, STAGES, [True, True]),
+        ("--model.aggregator true", STAGES, [True, True]),
+        ("--config cpu", STAGES, [True, True]),
+        ("", STEPS, [0.0025, 1 / 256, 0.001]),
+        (f"{BOX} {UNBOUNDED}", STEPS, [0.01, 1 / 256, 0.001]),  # the box is the unit
+        ("--sampling.step 0.005", STEPS, [0.005, 1 / 256, 0.001]),
+        ("", "trainer.distortion model.max_resolution sampling.occupancy_resolution", [0.003, 8192, 256]),
+        ("--sampling.kind box", "trainer.distortion", [0.0003]),
+        (f"{BOX} --trainer.distortion 0", "trainer.distortion", [0]),
+        (BOX, "sampling.kind sampling.near sampling.far data.background", ["box", 0, 1e10, "white"]),
+    ],
+)
+def test_of_a_place(folder: Path, arguments: str, names: str, wanted: list):
+    """Captures lose by the LLTM, objects gain; what is given stays, be it the default."""
+    assert values_of(options_of(folder, arguments)[0], names) == wanted
+
+
+def test_intervals_are_longer_where_all_cameras_face_a_scene(tmp_path: Path):
+    points = np.array([0, 6, 0.5]) + np.random.default_rng(0).normal(size=(300, 3))
+    options, scene = options_of(write_capture(tmp_path / "row", grid(), points=points))
+    assert scene.frame.kind == "forward" and values_of(options, STEPS) == [0.005, 1 / 128, 0.003]
+
+
+def test_a_box_in_unbounded_space_is_what_is_not_contracted(folder: Path):
+    """Near, far and background are those without the box, in the files' units, which then are the model's."""
+    without, scene = options_of(folder)
+    boxed, in_files = options_of(folder, f"{BOX} {UNBOUNDED}")
+    unit = 1 / scene.frame.scale
+    assert without.sampling.kind == "contracted" and without.sampling.near > 0.1
+    assert boxed.data.box == (-4.0, -4, -4, 4, 4, 4) and in_files.frame.scale == 1
+    assert boxed.sampling.near == pytest.approx(without.sampling.near * unit)
+    assert boxed.sampling.far == pytest.approx(without.sampling.far * unit)
+    assert boxed.data.background == without.data.background == "random"
+    positions = scene.frame.to_input(scene.split("train").cameras.positions.numpy())
+    np.testing.assert_allclose(in_files.split("train").cameras.positions, positions, atol=1e-5)
+
+
+def test_the_finest_cells_of_an_object_follow_from_its_pixels():
+    """Of the shipped scene, 1.25 of them a pixel, as large as the images are trained."""
+
+    def finest(arguments: str = "") -> int:
+        return options_of(Path("data/orrery"), f"--config orrery {arguments}")[0].model.max_resolution
+
+    scene = options_of(Path("data/orrery"), "--config orrery")[1]
+    cameras = scene.split("train").cameras
+    middle = torch.tensor([0, 0, 0.05])
+    across = 2.65 * (cameras.focal[:, 0] / (cameras.positions - middle).norm(dim=-1)).median().item()  # pixels
+    assert finest() == pytest.approx(1.25 * across, abs=1)
+    assert finest("--data.downscale 2") == pytest.approx(1.25 * across / 2, abs=1)
+    assert finest("--data.downscale 0.1") == 2048, "at most"
+    assert finest("--data.downscale 40 --model.base_resolution 32") == 32, "at least"
+
+
+def test_what_a_file_says_is_given_be_it_the_default(folder: Path, tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[trainer]\ndistortion = 0.0\n[sampling]\nnear = 0.0\noccupancy_resolution = 128\n")
+    told, _ = options_of(folder, f"--config {file} --size large")
+    assert values_of(told, "trainer.distortion sampling.near sampling.occupancy_resolution") == [0, 0, 128]
+    assert told.model.max_resolution == 8192, "of which the file says nothing"
+
+
+def test_equal_steps_wait_for_the_scene_to_say_how_far(folder: Path, tmp_path: Path):
+    equal = f"{UNBOUNDED} --sampling.cone 0 --sampling.step"
+    options, _ = options_of(folder, f"{equal} 0.1")
+    assert options.sampling.cone == 0 and options.sampling.far == 256
+    with raises_naming(ConfigError, "step", "cone", "256"):
+        options_of(folder, f"{equal} 0.001")
+    run = ("--data.path", folder, "--out", tmp_path / "run")
+    assert run_main(train, *SMALL, *equal.split(), "0.3", *run) == 0
+
+
+def test_the_device_decides_sizes_unless_they_are_asked_for():
+    options = train_options(["--data.path", "x", "--trainer.steps", "7"])
+    small, large = options.resolved(device="cpu"), options.resolved(device="cuda")
+    sizes = "size model.levels trainer.samples trainer.steps trainer.optimizer"
+    assert values_of(small, sizes) == ["small", 6, 6144, 7, "adam"]
+    assert values_of(large, sizes) == ["large", 16, 262144, 7, "lazy_adam"]
+    assert train_options(["--config", "lego"]).resolved(device="cpu").model.levels == 16
+
+
+def test_a_decision_says_who_made_it_and_why(folder: Path):
+    decisions = options_of(folder, "--config quick --size small --trainer.samples 512")[0].decisions
+    by = {name: decision.by for name, decision in decisions.items()}
+    assert not {"trainer.samples", "trainer.steps", "size"} & by.keys(), "that was the user, or the preset"
+    assert (by["data.background"], by["trainer.learning_rate"]) == ("scene", "model")
+    assert "place" in decisions["sampling.kind"].why and by["model.levels"] == "size"
+
+
+def test_decisions_are_kept_with_the_run_and_when_it_goes_on(folder: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert run_main(train, *SMALL, "--data.path", folder, "--out", run) == 0
+    decisions = load_run(run, "cpu").config.decisions
+    assert decisions["data.background"].by == "scene" and "trainer.steps" not in decisions
+    assert run_main(train, "--resume", run, "--trainer.steps", "9", "--trainer.learning_rate", "0.1") == 0
+    after = load_run(run, "cpu").config.decisions
+    assert after["data.background"] == decisions["data.background"]
+    assert "trainer.learning_rate" in decisions.keys() - after.keys()
+
+
+def test_every_option_that_may_be_auto_is_decided():
+    """By the table of the field, which has the options of that of any model."""
+    assert FIELD.keys() == BASE.keys() and None not in flat(to_dict(Config().resolved())).values()
+
+
+def test_auto_is_a_value_on_the_command_line_and_in_files(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[trainer]\nlearning_rate = "auto"\nsteps = 5\n[data]\nbox = "auto"\n')
+    options = train_options(["--config", str(file), "--trainer.steps", "auto"])
+    assert options.trainer.learning_rate is options.trainer.steps is options.data.box is None
+    config = Config()
+    config.trainer.steps = config.data.box = "auto"
+    assert config.resolved(device="cpu") == Config().resolved(device="cpu")
+
+
+def test_what_is_decided_is_decided_anew_for_another_device():
+    config = Config()
+    config.trainer.samples = 99
+    config.trainer.steps = 7
+    small = config.resolved(device="cpu")
+    large = small.resolved(device="cuda")
+    assert (large.size, large.model.levels, large.trainer.samples, large.trainer.steps) == ("large", 16, 99, 7)
+    assert small.size == "small" and small.resolved() == small and small.resolved() is not small

@@ -12,6 +12,7 @@ import torch
 import nerfkit
 from nerfkit.config import dump
 from nerfkit.model import registry
+from nerfkit.training.run import checkpoint
 from tests.naming import raises_naming
 from tests.posed_captures import write_capture
 from tests.processes import ROOT, call
@@ -31,7 +32,6 @@ def capture(tmp_path_factory) -> Path:
 def as_new(monkeypatch):
     """Forgets what has been imported from examples/, as a new process has."""
     models = dict(registry.MODELS)
-    monkeypatch.syspath_prepend(EXAMPLES)
 
     def forget() -> None:
         monkeypatch.setattr(registry, "MODELS", dict(models))
@@ -67,8 +67,8 @@ def test_own_loss_and_grid_only(capture, monkeypatch, capsys):
     ids=["loss", "encoder", "model"],
 )
 def test_by_command(capture, words, tmp_path, as_new):
-    """And the run goes on with its own code only if that is named again."""
-    out = tmp_path / "run"
+    """And the run goes on with its own code only if that is named again; no module stays on Python's path."""
+    out, path = tmp_path / "run", list(sys.path)
     call("train.py", capture, *SMALL, "--eval.after_training", "false", *words, "--out", out, folder=EXAMPLES)
     as_new()
     call("eval.py", out, "--device", "cpu", *(("--module", words[3]) if len(words) == 4 else ()), folder=EXAMPLES)
@@ -78,11 +78,11 @@ def test_by_command(capture, words, tmp_path, as_new):
     assert words[1] in call(*again, status=1, folder=EXAMPLES)
     as_new()
     call(*again, *words[-2:], folder=EXAMPLES)
-    module = words[3] if len(words) == 4 else None
-    assert nerfkit.load_run(out, "cpu", module).state["step"] == 5
+    assert checkpoint.load(out)[1]["step"] == 5 and sys.path == path
 
 
-def test_an_own_stage_takes_the_recipe_of_the_scene(capture, as_new):
+def test_an_own_stage_takes_the_recipe_of_the_scene(capture, as_new, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
     from own_encoder import OwnEncoder
 
     scene = nerfkit.load_scene(str(capture))
@@ -94,8 +94,9 @@ def test_an_own_stage_takes_the_recipe_of_the_scene(capture, as_new):
 
 
 @pytest.fixture
-def image_based(small_config, as_new):
+def image_based(small_config, as_new, monkeypatch):
     """Options of examples/image_based."""
+    monkeypatch.syspath_prepend(EXAMPLES)
     registry.import_models("image_based")
     small_config.model.kind, small_config.trainer.steps = "image_based", 24
     small_config.model.options = {"sources": 6, "side": 24, "nearest": 3, "channels": 4, "state": 8}

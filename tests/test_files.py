@@ -29,14 +29,6 @@ def own_folder(path, kind: str = "run") -> OwnFolder:
     return folder
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which nobody, not even root, makes another")
-def test_a_folder_that_cannot_be_made_is_found_before_it_is(tmp_path):
-    assert not OwnFolder(tmp_path / "a" / "b", "run").check_free()
-    assert os.listdir(tmp_path) == []
-    with raises_naming(RunError, "/proc/foo/run"):
-        OwnFolder("/proc/foo/run", "run").check_free()
-
-
 def test_inspect_makes_no_folder_without_a_scene(tmp_path):
     with raises_naming(UserError, tmp_path / "nowhere"):
         run_main(inspect, tmp_path / "nowhere", "--out", tmp_path / "page")
@@ -81,17 +73,6 @@ def test_a_torn_line_of_the_log_is_passed_over(tmp_path):
     assert read_log(tmp_path) == [LINE, LINE]
     plot_training(folder)
     assert (tmp_path / "loss.png").exists()
-
-
-@pytest.mark.parametrize("name", ["config.toml", ".probe"])
-def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path, name: str):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / name).write_text("mine")
-    own_folder(tmp_path / "rendering", "rendering")
-    for folder in ("mine", "rendering"):
-        with raises_naming(RunError, tmp_path / folder):
-            OwnFolder(tmp_path / folder, "run").claim()
-    assert os.listdir(tmp_path / "mine") == [name] and (tmp_path / "mine" / name).read_text() == "mine"
 
 
 def test_clear_deletes_what_was_written_and_nothing_else(tmp_path):
@@ -161,15 +142,6 @@ def test_a_folder_that_vanished_is_said(tmp_path):
         with pytest.raises(RunError, match=f"{tmp_path / 'run'}.* is gone: nothing can be saved there$"):
             act()
     assert not (tmp_path / "run").exists()
-
-
-def test_two_do_not_write_in_one_folder(tmp_path):
-    first, second = own_folder(tmp_path), own_folder(tmp_path)
-    first.lock()
-    with raises_naming(RunError, tmp_path):
-        second.lock()
-    first.unlock()
-    second.lock()
 
 
 def test_a_reader_beside_a_writer_never_fails(tmp_path, recwarn):

@@ -17,7 +17,7 @@ from nerfkit import config as config_module
 from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.parallel import Processes
 from nerfkit.training.trainer import Trainer
-from tests.torchrun import torchrun
+from tests.processes import torchrun
 from tests.trainers import make_trainer
 
 pytestmark = [pytest.mark.two_gpus, pytest.mark.slow]

@@ -163,24 +163,15 @@ def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, min_transmitta
     assert capacity is None or len(samples.t_starts) == capacity
 
 
-N_RAYS = 200
-
-
-@pytest.fixture
-def sampler_and_rays(device: str) -> tuple[OccupancySampler, Rays]:
-    """Rays through a cube, a third of it occupied: some have many more samples than a first pass."""
-    sampler = cube_sampler(step=0.01, occupancy_resolution=16)
+@pytest.mark.parametrize("density", [2.0, 1e4])
+def test_two_passes_find_the_same_samples(monkeypatch, device: str, density: float):
+    """Also where the density is evaluated in parts that fit into memory. The rays go through a cube, a third of it
+    occupied: some have many more samples than a first pass."""
+    sampler = cube_sampler(step=0.01, occupancy_resolution=16).to(device)
     sampler.occupancy.copy_(torch.rand(16, 16, 16) < 0.33)
     sampler.occupancy[:2] = False
-    directions = torch.nn.functional.normalize(torch.randn(N_RAYS, 3), dim=-1)
-    origins = -2 * directions + 0.7 * torch.randn(N_RAYS, 3)
-    return sampler.to(device), Rays(origins.to(device), directions.to(device))
-
-
-@pytest.mark.parametrize("density", [2.0, 1e4])
-def test_two_passes_find_the_same_samples(monkeypatch, sampler_and_rays, density: float):
-    """Also where the density is evaluated in parts that fit into memory."""
-    sampler, rays = sampler_and_rays
+    directions = torch.nn.functional.normalize(torch.randn(200, 3), dim=-1)
+    rays = Rays((-2 * directions + 0.7 * torch.randn(200, 3)).to(device), directions.to(device))
     looked, found = [], []
 
     def density_fn(positions: Tensor) -> Tensor:
@@ -199,7 +190,7 @@ def test_two_passes_find_the_same_samples(monkeypatch, sampler_and_rays, density
     assert max(parts) == 10
     sampler.occupancy.zero_()
     nothing = sampler(rays, density_fn)
-    assert len(nothing.positions) == 0 and nothing.ray_offsets.tolist() == [0] * (N_RAYS + 1)
+    assert len(nothing.positions) == 0 and nothing.ray_offsets.tolist() == [0] * 201
 
 
 # Which cells are occupied

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of held-out views: after a training, worked out anew from the images, and on its way, with what shows them."""
+"""Scores of held-out views: after a training, worked out anew from the images, and on its way; pictures on its way,
+what they show; and that the training stays what it is."""
 
 import json
 import math
 import sys
+import time
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
@@ -14,20 +17,22 @@ from PIL import Image
 from nerfkit import config as config_module
 from nerfkit.commands import train
 from nerfkit.data.load import load_scene
-from nerfkit.errors import ConfigError, UserError
+from nerfkit.errors import UserError
 from nerfkit.metrics import ssim
 from nerfkit.parallel import ALONE
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.images import to_uint8
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run.files import LOG, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
-from nerfkit.training.watching import progress
+from nerfkit.training.watching import previews, progress
+from nerfkit.training.watching.previews import PICTURES, Previews, places_passed, shown_view
 from nerfkit.training.watching.progress import ScoresOverTime, TensorBoard, plot_training
-from tests.naming import raises_naming
-from tests.processes import run_main
-from tests.torchrun import in_processes
-from tests.toy_scene import write_scene
-from tests.trainers import make_trainer
+from tests.naming import assert_names, raises_naming
+from tests.processes import in_processes, run_main
+from tests.toy_scene import HEIGHT, WIDTH, write_scene
+from tests.trainers import make_trainer, state_of
 
 STATE = {"seconds": 12.345, "step": 7, "backend": {"lltm": "torch"}}
 
@@ -63,18 +68,6 @@ def test_scores_are_means_over_the_views(scored):
     assert [row["ssim"] for row in metrics["views"]] == pytest.approx(similar, abs=1e-5)
     assert metrics["ssim"] == pytest.approx(sum(similar) / 2, abs=1e-5)
     assert [row["view"] for row in metrics["views"]] == ["r_0", "r_1"]
-
-
-def test_what_is_written_of_a_run(scored):
-    metrics, trainer, views, _ = scored
-    assert json.loads((trainer.folder.path / "metrics.json").read_text()) == metrics
-    assert (metrics["n_views"], metrics["steps"], metrics["train_seconds"]) == (2, 7, 12.35)
-    assert metrics["backend"] == {"lltm": "torch"}
-    protocol = metrics["protocol"]
-    assert protocol["split"] == "test" and protocol["background"] == [0, 0, 0] and protocol["downscale"] == 1
-    assert protocol["size"] == f"{views.cameras.width}x{views.cameras.height}"
-    assert protocol["lens"] == "pinhole" and protocol["ignored_pixels"] == 0
-    assert set(protocol["backend"]) == set(trainer.model.used_ops)
 
 
 def test_a_comparison_is_truth_render_and_error_side_by_side(scored):
@@ -147,20 +140,6 @@ def test_of_several_processes_the_first_scores(config, tmp_path):
     assert [line["step"] for line in read_scores(run)] == [4] and read_scores(run)[0]["test_psnr"] > 5
 
 
-def test_a_resumed_run_scores_no_step_twice(config, tmp_path):
-    trainer = trained(config, tmp_path / "run")
-    trainer.folder.append(LOG, json.dumps({"step": 40, "seconds": 9.0, "test_psnr": 99.0}))  # not saved any more
-    config.trainer.steps = 50
-    resumed = make_trainer(config)
-    resumed.restore(tmp_path / "run")
-    views = load_scene(config.data.path).split("test")
-    ScoresOverTime(config, views, resumed.device).attach(resumed, resumed.folder)
-    resumed.train(resumed.folder)
-    lines = read_scores(tmp_path / "run")
-    assert [line["step"] for line in lines] == [10, 20, 30, 40, 50] and max(x["test_psnr"] for x in lines) < 60
-    assert len(read_log(tmp_path / "run")) == 30 + 10, "every step, then every second"
-
-
 def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
     figures, made = [], figure.Figure
     monkeypatch.setattr(figure, "Figure", lambda **options: figures.append(made(**options)) or figures[-1])
@@ -194,9 +173,6 @@ def test_the_command_writes_them_all(options, tmp_path):
     assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
     assert run_main(train, *options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0") == 0
     assert not (run / "previews").exists() and read_scores(run) == []
-    with raises_naming(ConfigError, "eval.split", "val", "train", "test"):
-        run_main(train, *options, "--overwrite", "--eval.split", "val")
-    assert (run / "metrics.json").exists(), "the run is still there"
 
 
 def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):
@@ -237,3 +213,145 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     assert max(psnr for _, psnr in curve("train/psnr")) < 60
     assert run_main(train, *options, "--overwrite") == 0
     assert not (run / "tensorboard").exists(), "they are nerfkit's, and go with the run"
+
+
+# Pictures
+
+
+def with_previews(config, folder) -> tuple[Trainer, Previews]:
+    """A trainer with pictures, which has not begun, or goes on in its folder."""
+    scene = load_scene(config.data.path)
+    trainer, run = make_trainer(config, scene=scene), RunFolder(folder)
+    if (folder / "config.toml").exists():
+        run = RunFolder.existing(folder)
+        trainer.restore(run)
+    else:
+        run.start(config, describe(scene))
+    pictures = Previews(config, shown_view(scene), trainer.device)
+    pictures.attach(trainer, run)
+    trainer.folder = run
+    return trainer, pictures
+
+
+def picture_of(folder, name: str) -> np.ndarray:
+    return imageio.imread(folder / "previews" / f"{name}.png").astype(float)
+
+
+def steps_in(folder) -> list[int]:
+    return [int(file.stem) for file in sorted((folder / "previews").glob("[0-9]*.png"))]
+
+
+def test_the_training_has_the_same_bits(small_config, tmp_path):
+    """Model, optimiser, modes of modules and every random stream, with pictures and without."""
+    small_config.trainer.steps, small_config.trainer.preview_every = 30, 7
+    small_config.data.background = "random"
+    found = []
+    for on in (False, True):
+        trainer, pictures = with_previews(small_config, tmp_path / str(on))
+        trainer.model.train()
+        trainer.model.decoder.eval()  # a module that is in another mode stays in it
+        if not on:
+            trainer.on_step.clear()
+        np.random.seed(3)
+        trainer.train(trainer.folder)
+        if on:
+            pictures.finish(trainer)
+        modes = [module.training for module in trainer.model.modules()]
+        moments = trainer.optimizer.state_dict()["state"][0]
+        found.append((state_of(trainer) | moments, np.random.get_state()[1].tolist(), modes))
+    assert steps_in(tmp_path / "True") == [7, 14, 21, 28, 30]
+    (plain, *plain_others), (seen, *others) = found
+    assert [name for name, value in plain.items() if not torch.equal(value, seen[name])] == []
+    assert plain_others == others and len(set(others[1])) == 2
+
+
+def test_a_picture_takes_no_training_time(small_config, tmp_path, monkeypatch):
+    small_config.trainer.steps, small_config.trainer.preview_every = 3, 1
+    trainer, pictures = with_previews(small_config, tmp_path / "run")
+    render = ImageRenderer.__call__
+    monkeypatch.setattr(ImageRenderer, "__call__", lambda *arguments: (time.sleep(0.5), render(*arguments))[1])
+    trainer.train(trainer.folder)
+    assert steps_in(tmp_path / "run") == [1, 2, 3] and trainer.seconds < 1.5
+
+
+def test_a_picture_is_the_first_test_view(small_config, tmp_path, monkeypatch):
+    """Pixel for pixel what the model renders of that view, not taller than wide, smaller where it has to be."""
+    monkeypatch.setitem(previews.SIDE, "cpu", 13)
+    small_config.trainer.steps, small_config.trainer.preview_every = 80, 40
+    run, size = tmp_path / "run", (13, 11)
+    trainer, pictures = with_previews(small_config, run)
+    trainer.train(trainer.folder)
+    pictures.finish(trainer)
+    assert steps_in(run) == [40, 80]
+    cameras = load_scene(small_config.data.path).split("test").cameras[[0]].resized(*size)
+    wanted = to_uint8(ImageRenderer(trainer.model, torch.ones(3))(cameras, 0)["rgb"])
+    early, late, truth = (picture_of(run, name) for name in ("000040", "000080", "truth"))
+    assert late.shape == (11, 13, 3) and np.abs(late - wanted).max() <= 1
+    image = Image.open(f"{small_config.data.path}/test/r_0.png")
+    over = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    assert np.abs(truth - np.asarray(over.resize(size, Image.Resampling.BOX))).mean() < 2
+    assert ((late - truth) ** 2).mean() < ((early - truth) ** 2).mean(), "it becomes what it is to be"
+
+
+@pytest.mark.parametrize("n_steps", [2000, 100_000])
+def test_places_are_dense_at_first_and_as_many_for_every_length(n_steps: int):
+    passed = np.array([places_passed((step + 1) / n_steps) for step in range(n_steps)])
+    taken = np.flatnonzero(np.diff(passed, prepend=0)) + 1
+    assert 20 <= len(taken) <= PICTURES == passed[-1] and (np.diff(passed) >= 0).all() and taken[-1] == n_steps
+    assert len(taken[taken <= n_steps // 10]) >= len(taken) // 2, "half of them in the first tenth"
+    assert places_passed(0.0) == 0 and places_passed(3.0) == PICTURES
+
+
+def test_pictures_wait_for_the_time_that_they_may_take(small_config, tmp_path, monkeypatch):
+    """After one that was slow; who has stopped the training does not wait for another, which the end has."""
+    small_config.trainer.preview_every = previews.AUTOMATIC
+    run, (trainer, pictures) = tmp_path / "run", with_previews(small_config, tmp_path / "run")
+    for _ in range(10):
+        trainer.timed_step()
+        pictures.after_step(trainer)
+        monkeypatch.setattr(pictures, "_spent", 1e6)
+    pictures.finish(trainer, stopped=True)
+    assert steps_in(run) == [1] and (run / "previews" / "strip.png").exists()
+    pictures._spent = 0.0
+    pictures.after_step(trainer)
+    assert steps_in(run) == [1, 10]
+    trainer.timed_step()
+    pictures.finish(trainer)
+    assert steps_in(run) == [1, 10, 11]
+
+
+def test_strip_and_gif_are_of_all_parts_of_a_run(small_config, tmp_path):
+    """Stopped and resumed: earlier pictures stay, those of steps that come again go, files of users stay."""
+    run, small_config.trainer.steps, small_config.trainer.preview_every = tmp_path / "run", 30, 2
+    trainer, pictures = with_previews(small_config, run)
+    assert not trainer.train(trainer.folder, should_stop=lambda: trainer.step >= 11)
+    pictures.finish(trainer)
+    assert steps_in(run) == [2, 4, 6, 8, 10, 11]
+    pictures.folder.write("000012.png", b"of a step that was not saved")
+    (run / "previews" / "mine.png").write_text("mine")
+    trainer, pictures = with_previews(small_config, run)
+    assert trainer.step == 11 and steps_in(run) == [2, 4, 6, 8, 10, 11]
+    trainer.train(trainer.folder)
+    pictures.finish(trainer)
+    steps = [2, 4, 6, 8, 10, 11, *range(12, 31, 2)]
+    assert steps_in(run) == steps and (run / "previews" / "mine.png").read_text() == "mine"
+    strip = picture_of(run, "strip")
+    parts = [strip[:, i * (WIDTH + previews.GAP) :][:, :WIDTH] for i in range(previews.IN_STRIP)]
+    assert strip.shape[1] == previews.IN_STRIP * (WIDTH + previews.GAP) - previews.GAP
+    for part, name in ((parts[0], "000002"), (parts[-2], "000030"), (parts[-1], "truth")):
+        assert np.array_equal(part, picture_of(run, name)), name
+    with Image.open(run / "previews" / "progress.gif") as gif:
+        assert gif.size == (WIDTH, HEIGHT) and 2 < gif.n_frames <= len(steps)
+
+
+def test_a_folder_of_a_users_is_left_alone_and_ends_no_training(small_config, tmp_path, capsys):
+    run, small_config.trainer.steps, small_config.trainer.preview_every = tmp_path / "run", 4, 2
+    make_trainer(small_config, scene=load_scene(small_config.data.path)).save(run)
+    (run / "previews").mkdir()
+    (run / "previews" / "000002.png").write_text("mine")
+    trainer, pictures = with_previews(small_config, run)
+    assert trainer.train(trainer.folder)
+    pictures.finish(trainer)
+    assert [file.name for file in (run / "previews").iterdir()] == ["000002.png"]
+    assert (run / "previews" / "000002.png").read_text() == "mine"
+    assert_names(capsys.readouterr().out, run / "previews")

@@ -45,19 +45,6 @@ def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, monkeypat
         torch.testing.assert_close(trainers[1].parameters[name].grad, p.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_rays_that_have_no_room_do_not_count(small_config):
-    trainer = make_trainer(small_config)
-    batch = trainer.views.draw(200)
-    wanted = trainer.model(batch.rays, batch.background, batch.jitter)
-    capacity = int(wanted.samples.ray_offsets[100]) + 1
-    got = trainer.model(batch.rays, batch.background, batch.jitter, capacity)
-    whole = wanted.samples.ray_offsets[1:] <= capacity
-    assert torch.equal(got.samples.ray_complete, whole) and 100 <= whole.sum() < 200
-    assert got.samples.positions.shape[0] == capacity
-    torch.testing.assert_close(got.color[whole], wanted.color[whole])
-    torch.testing.assert_close(got.color[~whole], batch.background[~whole])
-
-
 def test_rays_that_are_cut_off_are_not_learned_from(small_config, monkeypatch):
     """In a step of fixed sizes: neither those that have no room nor those that only fill it."""
     monkeypatch.setattr(training_step, "MAX_RAYS", 300)

@@ -28,7 +28,9 @@ from nerfkit.viewer.engine import Request
 from nerfkit.viewer.frames import OUTPUTS, Look, rotation_of, vertical_fov
 from nerfkit.viewer.page import Page, ViewerOptions, bound
 from scripts.bench_viewer import FakeBrowser
-from tests.viewing import Browser, new_training, served, small_run, tiny_config, vanish, wait_for
+from tests.toy_scene import small_options
+from tests.trainers import make_trainer
+from tests.viewing import Browser, new_training, served, vanish, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +40,9 @@ MUCH = os.urandom(24 * 2**20)  # bytes, more than sockets hold
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, toy_scene):
-    return small_run(tiny_config(toy_scene), tmp_path_factory.mktemp("viewer") / "run", steps=100)
+    run = tmp_path_factory.mktemp("viewer") / "run"
+    make_trainer(small_options(toy_scene)).train(run)
+    return run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from nerfkit.commands import train, view
 from nerfkit.commands.options import train_options
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.viewer.engine import FINE, FULL, MOVING, STILL_AFTER, Engine, Request
-from nerfkit.viewer.pacing import AWAITED, CHUNK_SECONDS, JOB, SHOWN, SMALLEST_CHUNK, Resolution, Sharing
+from nerfkit.viewer.pacing import AWAITED, CHUNK_SECONDS, JOB, SHOWN, SMALLEST_CHUNK, Sharing
 from nerfkit.viewer.page import import_viser, own_names, policy, refusal
 from tests.processes import run_main
 
@@ -155,16 +155,6 @@ def test_pictures_of_a_moving_camera_take_the_time_they_may(overhead):
     assert len({drawn.size for drawn in world.drawn[-50:]}) == 1, "and they do not shrink"
 
 
-def test_small_pictures_do_not_make_pictures_smaller():
-    """What small pictures take is mostly what each costs anyway; it says little of the rays."""
-    resolution = Resolution()
-    resolution.add(640 * 480, 640 * 480 * 5e-7, 0.004, is_full=True)
-    first = resolution.scale(640 * 480, 1 / 15)
-    for _ in range(100):
-        resolution.add(100 * 80, 0.03, 0.004, is_full=False)
-    assert resolution.scale(640 * 480, 1 / 15) == first
-
-
 def test_who_moves_comes_before_who_rests_and_clients_take_turns():
     world = World()
     world.ask(client=0)
@@ -291,8 +281,6 @@ def test_a_flag_alone_turns_it_on_and_it_is_not_kept_with_the_run():
 
 
 def test_a_port_out_of_range_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="viewer.port"):
-        train_options(["--viewer.port", "70000"])
     with pytest.raises(ConfigError, match="viewer.port"):
         run_main(view, str(tmp_path), "--viewer.port", "70000")
 

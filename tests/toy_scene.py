@@ -117,6 +117,18 @@ def change(folder: Path, edit: Callable[[dict], object], name: str = "transforms
     file.write_text(json.dumps(content))
 
 
+def small_options(scene: Path) -> config_module.ResolvedConfig:
+    """Options that train the scene in a second or two."""
+    config = config_module.Config(size="large", device="cpu")  # but for what follows, whatever the device
+    config.data.path, config.data.box = str(scene), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
+    config.model.hidden = 16
+    config.sampling.step, config.sampling.occupancy_resolution, config.sampling.occupancy_threshold = 0.04, 24, 0.01
+    config.trainer.steps, config.trainer.samples, config.trainer.learning_rate = 60, 4096, 0.03
+    config.trainer.save_every, config.trainer.distortion = 0, 0.0
+    return config.resolved()
+
+
 def write_options(folder: Path) -> Path:
     """The toy scene in `folder`/scene, and a file of options for it."""
     config = config_module.Config(device="cpu")

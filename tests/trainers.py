@@ -25,10 +25,5 @@ def trained(config, steps: int, model=None, **options) -> Trainer:
     return trainer
 
 
-def loss_of_a_step(trainer: Trainer) -> float:
-    trainer.train_step()
-    return trainer.training_step.last_loss.item()
-
-
 def state_of(trainer: Trainer) -> dict:
     return trainer.model.state_dict() | {"random": trainer.generator.get_state()}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from nerfkit.config import Config
 from nerfkit.data.load import load_scene
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.run.load import load_run
@@ -21,25 +20,6 @@ from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.viewer import TrainingViewer, Viewer
 from scripts.bench_viewer import Circle, FakeBrowser, decoded
-from tests.trainers import make_trainer
-
-
-def tiny_config(data: Path) -> Config:
-    """Options that train the toy scene in a second."""
-    config = Config(device="cpu")
-    config.data.path, config.data.box = str(data), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
-    config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
-    config.model.hidden = 16
-    config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
-    config.trainer.samples, config.trainer.learning_rate, config.trainer.save_every = 4096, 0.03, 0
-    return config
-
-
-def small_run(config, folder: Path, steps: int = 300) -> Path:
-    """A run folder of the toy scene, trained for seconds."""
-    config.trainer.steps = steps
-    make_trainer(config).train(folder)
-    return folder
 
 
 @contextmanager

@@ -12,13 +12,7 @@ from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
 from tests.naming import raises_naming
 from tests.ops.cases import CASES, Case, cases, lltm
-from tests.ops.harness import (
-    as_tuple,
-    backend_params,
-    fused_params,
-    has_kernel,
-    on_backends,
-)
+from tests.ops.harness import as_tuple, backend_params, fused_params, has_kernel, on_backends
 
 FIRST = {case.op: case for case in reversed(CASES) if case.differentiable}  # of each op
 

@@ -53,24 +53,6 @@ def test_not_a_number_reads_inside_the_table():
     assert out.shape == (1, 2) and out.isnan().all()
 
 
-@pytest.mark.parametrize("shape", [(6, 5), ()])
-@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
-def test_is_adam_where_all_elements_have_a_gradient(backend: str, device: str, shape: tuple):
-    dtype, one = torch.float64, torch.ones(1, device=device)
-    wanted = torch.randn(shape, dtype=dtype, device=device).requires_grad_()
-    param = wanted.detach().clone()
-    adam = torch.optim.Adam([wanted], lr=2.0**-7, betas=(0.8, 0.95), eps=1e-3)
-    moments = [torch.zeros_like(param) for _ in range(2)]
-    with ops.backend(backend):
-        for step in range(1, 6):
-            wanted.grad = torch.randn_like(param)
-            adam.step()
-            number = torch.tensor(float(step), device=device)
-            rate = torch.tensor(2.0**-7, device=device)
-            lazy_adam(param, wanted.grad * 4, *moments, number, rate, 0.8, 0.95, 1e-3, 4 * one, 0 * one)
-    torch.testing.assert_close(param, wanted.detach(), rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
 def test_a_part_of_a_tensor_is_written_in_place(backend: str, device: str):
     whole = [x.to(device) if isinstance(x, Tensor) else x for x in adam_inputs(7, 5, share=0.7)]

@@ -2,16 +2,13 @@
 """The compiled libraries beside the package: the best for this CPU is loaded, one of other sources is named instead."""
 
 import os
-import platform
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import setuptools
 import torch
 
 from nerfkit.ops import native
@@ -20,34 +17,6 @@ from tests.naming import assert_names
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIBRARY_OF = {name: library for name, (library, _) in native.INSTRUCTION_SETS.items()} | {"DEFAULT": "_C.so"}
-
-
-@pytest.fixture
-def run_setup(monkeypatch):
-    """Runs setup.py on that machine without building anything; what it defines."""
-
-    def run(machine: str = "x86_64", **environment: str) -> dict:
-        monkeypatch.setattr(setuptools, "setup", lambda **_: None)
-        monkeypatch.setattr(platform, "machine", lambda: machine)
-        monkeypatch.delenv("NERFKIT_NATIVE", raising=False)
-        for name, value in ({"NERFKIT_CUDA": "0"} | environment).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.chdir(ROOT)
-        return runpy.run_path(str(ROOT / "setup.py"))
-
-    return run
-
-
-def test_setup_builds_what_is_looked_for(run_setup):
-    names = run_setup()
-    marches = {f"{name}.so": march for name, march in names["INSTRUCTION_SETS"].items()}
-    assert marches == dict(native.INSTRUCTION_SETS.values()) | {native.LIBRARIES["cpp"]: ""}
-    if reason := names["why_not"]("_C"):
-        pytest.skip(f"nothing is built here: {reason}")
-    command = names["compile_command"]("cuda/build_info.cpp", "build_info.o", "_C")
-    assert f'-DBUILD_SCHEMA="{native.schema_hash()}"' in command
-    assert [extension.name for extension in names["modules"]] == [f"nerfkit.{name[:-3]}" for name in marches]
-    assert [extension.name for extension in run_setup("aarch64")["modules"]] == ["nerfkit._C"]
 
 
 @pytest.mark.parametrize(

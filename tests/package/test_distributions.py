@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nerfkit import jit
 from nerfkit.ops import dispatch
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names
 from tests.package.conftest import ROOT, build_wheel, run
 from tests.test_add_an_op import BLOCK
 from tests.toy_scene import write_scene
@@ -80,29 +79,13 @@ def test_the_wheel_without_fused_ops_works_and_says_why(pure: Path, tmp_path: Pa
     assert_names(said, "NERFKIT_NATIVE=0", "verdict")
 
 
-def test_own_ops_use_the_installed_headers(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(jit, "SOURCES", tmp_path / "cuda")
-    monkeypatch.setattr(jit, "INSTALLED_HEADERS", tmp_path / "include")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    (tmp_path / "needs.cpp").write_text('#include "op.h"\nint own() { return OWN; }')
-    with raises_naming(jit.BuildError, "needs", "op.h"):
-        jit.load("needs", [tmp_path / "needs.cpp"])
-    (tmp_path / "include").mkdir()
-    (tmp_path / "include" / "op.h").write_text("#define OWN 1\n")
-    assert jit.load("has", [tmp_path / "needs.cpp"]).exists()
-
-
 @pytest.mark.long
-def test_an_installation_has_the_command_and_every_fused_op(installed, tmp_path: Path):
+def test_an_installation_has_every_fused_op_and_trains_and_renders(installed, tmp_path: Path):
     assert_names(installed.run("nerfkit", "doctor", folder=tmp_path), "CPU", "CUDA", "verdict")
     code = "import nerfkit; from nerfkit import ops; print(nerfkit.__file__)"
     code += "; print(sorted(op for op in ops.dispatch.OPS if 'cpp' in ops.available(op)))"
     said = installed.run("python", "-c", code, folder=tmp_path)
     assert_names(said, installed.package, sorted(dispatch.OPS))
-
-
-@pytest.mark.long
-def test_an_installation_trains_and_renders(installed, tmp_path: Path):
     scene = write_scene(tmp_path / "scene", size=(15, 13))
     small = "--device cpu --model.levels 2 --model.log2_table 8 --model.max_resolution 24 --trainer.steps 40"
     small += " --trainer.samples 512 --sampling.step 0.08 --sampling.occupancy_resolution 8"
