@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import safetensors.torch
 
 from nerfkit import __version__
 from nerfkit.commands import StopSignals, as_typed, status_of
@@ -20,7 +21,7 @@ from nerfkit.commands.options import OPTIONS
 from nerfkit.commands.render import FILES
 from nerfkit.files import MARKER
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import PATHS
+from nerfkit.training.run.files import PATHS, read_config
 from nerfkit.training.run.folder import RunFolder
 from tests.naming import assert_names
 from tests.processes import ROOT, call, call_process, ended
@@ -41,15 +42,59 @@ def content(folder: Path) -> dict[str, bytes]:
 EVIL = "\x1b]0;title\x07\x1b[2Jevil"
 
 
-def test_a_terminal_obeys_no_names_of_others(run, options):
-    """In an error, in what a training prints, and in a report."""
-    scene = shutil.copytree(options.parent / "scene", run.parent / EVIL)
-    (run / MARKER).write_text(f"nerfkit {EVIL}{'x' * 10**5}\n")
-    new = ("--config", options, "--data.path", scene, "--out", run.parent / "new", "--trainer.steps", 1)
-    for command, *words in (("train", "--config", options, "--out", run), ("train", *new), ("inspect", scene)):
-        status, printed = ended(f"scripts/{command}.py", *words)
-        assert "evil" in printed and "\x1b" not in printed and "\x07" not in printed and len(printed) < 20_000, printed
-        assert status in (0, 1)
+def marked(run: Path) -> None:
+    (run / ".nerfkit").write_text(f"nerfkit {EVIL}{'x' * 10**5}\n")
+
+
+def replaced(file: str, old: str, new: str):
+    return lambda run: (run / file).write_text((run / file).read_text().replace(old, new, 1))
+
+
+def of_another_format(run: Path) -> None:
+    tensors, state = checkpoint.load(run)
+    text = json.dumps(state | {"format": EVIL})
+    data = safetensors.torch.save(tensors, {"state": text, "checksum": checkpoint.checksum(tensors, text)})
+    (run / "checkpoint.safetensors").write_bytes(data)
+
+
+def called_so(run: Path) -> None:
+    """A folder of a scene with other test views."""
+    scene = Path(shutil.copytree(read_config(run).data.path, run.parent / EVIL))
+    file = scene / "transforms_test.json"
+    content = json.loads(file.read_text())
+    content["frames"][0]["transform_matrix"][0][3] += 0.1
+    file.write_text(json.dumps(content))
+
+
+NAMED = {  # what somebody else wrote, and what says so
+    "kind_of_a_folder": (marked, "train {options} --out {run}"),
+    "kind_of_a_folder_rendered": (marked, "render {run} --frames 1 --size 6 5"),
+    "kind_of_a_folder_inspected": (marked, "inspect {scene} --out {run}"),
+    "format_of_a_checkpoint": (of_another_format, "eval {run}"),
+    "splits": (replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'), "render {run} --path nope"),
+    "splits_exported": (
+        replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'),
+        "export depth {run} --split n",
+    ),
+    "path_of_the_scene": (replaced("config.toml", "/scene", f"/{json.dumps(EVIL)[1:-1]}"), "eval {run}"),
+    "split_that_is_scored": (replaced("config.toml", '"test"', json.dumps(EVIL)), "eval {run}"),
+    "scores": (replaced("metrics.json", '"test"', json.dumps(EVIL)), "summary {run}"),
+    "folder_of_a_scene": (called_so, "train {options} --data.path {evil} --out {new} --trainer.steps 1"),
+    "folder_of_a_scene_inspected": (called_so, "inspect {evil}"),
+    "folder_of_another_scene": (called_so, "eval {run} --data {evil}"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_terminal_obeys_no_names_of_others(name: str, run: Path, options: Path):
+    prepare, command = NAMED[name]
+    prepare(run)
+    places = {"run": run, "scene": read_config(run).data.path, "options": f"--config {options}"}
+    places |= {"evil": run.parent / EVIL, "new": run.parent / "new"}
+    first, *words = command.format(**places).replace(EVIL, "EVIL").split()
+    status, printed = ended(f"scripts/{first}.py", *(word.replace("EVIL", EVIL) for word in words))
+    assert "evil" in printed and "\x1b" not in printed and "\x07" not in printed and len(printed) < 20_000, printed
+    assert status in (0, 1)
 
 
 def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
