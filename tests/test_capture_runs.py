@@ -15,7 +15,8 @@ from PIL import Image
 from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
 from nerfkit.commands import inspect, render, train
-from nerfkit.commands.inspect import InspectData, examine
+from nerfkit.commands.inspect import examine
+from nerfkit.config import DataConfig
 from nerfkit.data.assemble import CUT_OUT
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
@@ -130,15 +131,6 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
         assert (run / "render" / "interpolate" / "0001.png").exists(), name
 
 
-def test_a_box_is_meant_in_the_files_own_frame(run_of_capture, tmp_path):
-    options = run_of_capture.parent / "options.toml"
-    call(train, "--config", options, "--data.box", *BOX, "--out", tmp_path / "run", "--eval.after_training", "false")
-    run = load_run(tmp_path / "run", "cpu")
-    assert run.config.data.box == BOX
-    wanted = np.stack(poses(20, 1.3))[[k for k in range(20) if k % 8], :3]
-    np.testing.assert_allclose(run.cameras("train").camera_to_world.numpy(), wanted, atol=1e-6)
-
-
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
     scene = colmap_in(tmp_path / "scene", [PINHOLE, WIDE] * 10)
     masks_in(scene, ~LEFT)
@@ -226,11 +218,11 @@ def test_inspection_of_what_is_cut_out(masked):
     """Masks are alpha then; what training would refuse is in the verdict, with status 1."""
     for file in (masked / "images").iterdir():
         Image.open(file).convert("RGB").save(file)
-    cut, is_ready, _ = examine(load_capture(str(masked)), InspectData(masks="cutout"))
+    cut, is_ready, _ = examine(load_capture(str(masked)), DataConfig(masks="cutout"))
     assert_names(cut, "with alpha: 20, with mask: 0", CUT_OUT, "kind object")
     assert is_ready and cut.endswith("ready to train")
     next(iter((masked / "masks").iterdir())).unlink()
-    cut, is_ready, _ = examine(load_capture(str(masked)), InspectData(masks="cutout"))
+    cut, is_ready, _ = examine(load_capture(str(masked)), DataConfig(masks="cutout"))
     assert not is_ready
     assert_names(cut, "1 of 20 images have neither mask nor alpha")
     with raises_naming(SceneError, "data.masks", "1 of 20"):

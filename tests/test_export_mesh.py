@@ -29,10 +29,10 @@ from tests.balls import (
     call,
     config,
     frame,
+    read_ply,
     write_run,
 )
 from tests.naming import raises_naming
-from tests.ply_files import read_ply
 from tests.rigs import look_at
 from tests.test_crop import UTM
 
