@@ -117,7 +117,8 @@ GROUPS = {"vertices": "x y z", "normals": "nx ny nz", "colors": "red green blue"
 
 
 def read_ply(file: Path) -> dict[str, np.ndarray]:
-    """Columns of a binary PLY file by name, read independently of what writes it, and "vertices", "normals", "colors", "faces" of those that are there."""
+    """Columns of a binary PLY file by name, read independently of what writes it; "vertices", "normals", "colors" and
+    "faces" of those that are there."""
     content = PlyData.read(file)
     assert not content.text and content.byte_order == "<"
     table = content["vertex"].data

@@ -340,7 +340,6 @@ BAD_TEXT = {
         TEXT["cameras"] * 2: ("line 4", "id 7"),
         "7 PINHOLE 64.5 48 50 51 32 24": ("line 1", "64.5"),
         "7 PINHOLE 64 48 50 -5 32 24": ("line 1", "fy", "-5"),
-        "7 PINHOLE 64 48 50 51 32 nan": ("line 1", "nan"),
     },
     "images": {
         "1 1 0 0 0 1 2 3": ("line 1", "the camera id is missing"),

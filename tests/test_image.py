@@ -90,18 +90,6 @@ def test_a_video_that_fails_keeps_the_frames(tmp_path, monkeypatch):
     assert frame.exists()
 
 
-def test_normals_point_away_from_the_density(setting):
-    renderer, _ = setting
-    points = torch.rand(7, 3) - 0.5
-    normals = renderer.normals(points)
-    torch.testing.assert_close(normals.norm(dim=-1), torch.ones(7))
-    with torch.no_grad():
-        renderer.grid.table.mul_(1000)  # it has a slope then
-        normals = renderer.normals(points)
-        outside, inside = (renderer.density(points + side * 0.002 * normals) for side in (1, -1))
-    assert (inside > outside).all()
-
-
 def test_psnr_and_ssim_are_what_they_are_called():
     structural_similarity = pytest.importorskip(
         "skimage.metrics", reason="needs scikit-image of the extra 'test'"
