@@ -24,6 +24,7 @@ from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.errors import ConfigError, RunError, SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.paths import with_size
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
@@ -94,7 +95,7 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
         files = (tmp_path / "a" / f"{stems[view]}.png", tmp_path / "b" / f"{view:04d}.png")
         one, other = (np.asarray(Image.open(file)).astype(int) for file in files)
         assert np.abs(one - other).max() <= 2, "but for rounding, where a GPU adds in another order"
-    images = run.render(run.cameras("test").resized(26, 22), 1, ("depth", "normal"))
+    images = run.render(with_size(run.cameras("test"), 26, 22), 1, ("depth", "normal"))
     depth, normal = (np.load(tmp_path / "a" / f"{name}_{stems[1]}.npz")[name] for name in ("depth_z", "normal"))
     np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.frame.scale, rtol=1e-4)
     np.testing.assert_allclose(normal, images["normal"].numpy() @ run.frame.rotation, atol=1e-3)

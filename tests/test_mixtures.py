@@ -30,7 +30,8 @@ def made(tmp_path_factory) -> dict[str, Path]:
     for name, write in WRITERS.items():
         folders[name] = tmp_path_factory.mktemp("made") / "toy"
         write(folders[name], capture_in(folders[name], [WIDE if name == "nerfstudio" else PINHOLE] * 18))
-        masks_in(folders[name], LEFT)
+        if (folders[name] / "images").is_dir():
+            masks_in(folders[name], LEFT)
     return folders
 
 
@@ -100,8 +101,8 @@ def mixture(made: dict[str, Path], folder: Path, chance: random.Random) -> list[
     for name in formats:
         shutil.copytree(made[name], folder, dirs_exist_ok=True)
     if chance.random() < 0.5:
-        shutil.rmtree(folder / "masks")
-    if chance.random() < 0.1:
+        shutil.rmtree(folder / "masks", ignore_errors=True)
+    if chance.random() < 0.1 and (folder / "images").is_dir():
         (folder / "images").rename(folder / chance.choice(["Images", "images_2", "input", "pictures"]))
     said = list(formats)
     for _ in range(chance.choice([0, 1, 2, 2, 2, 3])):

@@ -202,7 +202,7 @@ class Inspection:
         if self.missing:
             what = "they are left out; take them from the file, or bring them back"
             if 2 * len(self.missing) > len(self.found):
-                lacking = next(image.file for image, file in self.pairs if file is None)
+                lacking = self.capture.images[[file is None for file in self.found].index(True)].file
                 what = f"more than half; is the folder of the images the right one?{beside(lacking)}"
             problems.append(
                 f"{len(self.missing)} of {len(self.found)} images are missing ({_names(self.missing)}): {what}"
