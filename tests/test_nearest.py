@@ -17,7 +17,7 @@ from tests.captures import check_refused
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import PINHOLE, SMALL, WRITERS, call, capture_in, quaternion, write_capture
 from tests.processes import run_main
-from tests.rigs import look_at, ring
+from tests.rigs import ring
 from tests.test_scene import load
 from tests.toy_scene import change, write_scene
 
@@ -246,21 +246,6 @@ def test_points_that_cannot_be_read_are_left_out(tmp_path: Path):
     (folder / "points.ply").write_text("ply\nformat ascii 1.0\nelement vertex 1\nproperty half x\nend_header\n0\n")
     capture = load_capture(str(folder))
     assert capture.points is None and any("half" in note.text for note in capture.notes)
-
-
-@pytest.mark.parametrize("up_known", [True, False])
-def test_cameras_that_look_outwards_from_a_ring(up_known: bool, tmp_path: Path, capsys):
-    """They are not taken for world-to-camera matrices, whose axes meet as well; those are."""
-    angle = np.arange(32) * 2 * np.pi / 32
-    eyes = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1) * (0.8 + 0.3 * (np.arange(32) % 2))[:, None]
-    poses = look_at(eyes.copy(), 6 * eyes - [0, 0, 1.5])
-    inverse = [np.linalg.inv([*pose, [0, 0, 0, 1]])[:3] for pose in ring(32)]
-    for name, of_frames, is_warned in (("outwards", poses, False), ("inverse", np.array(inverse), True)):
-        folder = write_capture(tmp_path / name, of_frames)
-        if not up_known:
-            change(folder, lambda c: c.pop("camera_model"), MAIN)
-        run_main(inspect, str(folder))
-        assert ("world-to-camera" in capsys.readouterr().out) == is_warned
 
 
 def test_a_scene_file_too_large_for_the_memory_is_refused(tmp_path: Path, monkeypatch):

@@ -184,16 +184,20 @@ def test_other_arrangements_are_not_suspected(tmp_path):
     assert "outwards" in axes_note(tmp_path, content_of(outwards, aabb_scale=1)), "noted, but read"
 
 
-def test_inverted_and_transposed_poses_are_suspected(tmp_path):
-    """They are valid, but then the cameras do not look at what they photographed; right ones are not suspected."""
+@pytest.mark.parametrize("values", [{}, {"camera_model": "PINHOLE"}], ids=["up unknown", "up known"])
+def test_inverted_and_transposed_poses_are_suspected(tmp_path, values: dict):
+    """They are valid, but then the cameras do not look at what they photographed; right ones are not suspected, nor
+    those that look outwards from a ring, whose axes meet as those of world-to-camera matrices do."""
 
     def note(of: np.ndarray) -> str:
-        notes = read(put(tmp_path, content_of(of))).notes
+        notes = read(put(tmp_path, content_of(of, **values))).notes
         return " ".join(str(note) for note in notes if "poses look" in note.text)
 
     right = np.array(poses(30))
     transposed = np.concatenate([right[:, :3, :3].mT, right[:, :3, 3:]], axis=2)
-    assert note(right) == ""
+    angle = np.arange(32) * 2 * np.pi / 32
+    eyes = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1) * (0.8 + 0.3 * (np.arange(32) % 2))[:, None]
+    assert note(right) == "" and "world-to-camera" not in note(look_at(eyes.copy(), 6 * eyes - [0, 0, 1.5]))
     assert_names(note(np.linalg.inv(right)), "warning", "world-to-camera")
     assert_names(note(transposed), "warning", "transposed")
 
