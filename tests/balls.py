@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from plyfile import PlyData
 
 from nerfkit.commands import export
 from nerfkit.config import Config
@@ -110,3 +111,22 @@ def write_run(path: Path, amount: float = DENSITY, turned: bool = True, kind: st
 def call(run: Path, kind: str, *arguments: object) -> None:
     """Export something of a run."""
     assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
+
+
+GROUPS = {"vertices": "x y z", "normals": "nx ny nz", "colors": "red green blue"}
+
+
+def read_ply(file: Path) -> dict[str, np.ndarray]:
+    """Columns of a binary PLY file by name, read independently of what writes it; "vertices", "normals", "colors" and
+    "faces" of those that are there."""
+    content = PlyData.read(file)
+    assert not content.text and content.byte_order == "<"
+    table = content["vertex"].data
+    result = {name: table[name] for name in table.dtype.names}
+    for name, parts in GROUPS.items():
+        if parts.split()[0] in result:
+            result[name] = np.stack([result[part] for part in parts.split()], axis=1)
+    result["vertices"] = result["vertices"].astype(np.float64)
+    if "face" in content:
+        result["faces"] = np.stack(content["face"].data[content["face"].properties[0].name])
+    return result

@@ -3,7 +3,6 @@
 captures that no one would take on purpose."""
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.writer import write_transforms
 from tests.captures import as_binary
 from tests.processes import run_main
-from tests.toy_scene import look_at, plain_intrinsics, trace_directions
+from tests.toy_scene import drawn_eye, look_at, plain_intrinsics, trace_directions
 
 SIZE = (26, 22)
 FOCAL = plain_intrinsics(*SIZE)["fl_x"]
@@ -31,13 +30,8 @@ STATE = {"seconds": 1.0, "step": 1, "backend": {}}
 
 def poses(count: int, distance: float = 3.0) -> list[np.ndarray]:
     """4x4 around the scene."""
-    generator, made = np.random.default_rng(0), []
-    for _ in range(count):
-        azimuth, elevation = generator.uniform(0, 2 * math.pi), generator.uniform(-0.3, 1.2)
-        flat = math.cos(elevation)
-        eye = np.array([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(elevation)])
-        made.append(look_at(distance * generator.uniform(0.9, 1.1) * eye))
-    return made
+    generator = np.random.default_rng(0)
+    return [look_at(drawn_eye(generator) * distance * generator.uniform(0.9, 1.1)) for _ in range(count)]
 
 
 def capture_in(folder: Path, lenses: list[Lens], distance: float = 3.0) -> Capture:

@@ -15,7 +15,6 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
 from tests.naming import assert_names, raises_naming
-from tests.toy_scene import BALLS, RADII
 
 
 @pytest.fixture
@@ -29,19 +28,6 @@ def test_rays_go_back_to_their_pixels(cameras):
     row, column = torch.meshgrid(torch.arange(cameras.height), torch.arange(cameras.width), indexing="ij")
     torch.testing.assert_close(pixels, torch.stack([column, row], -1).flatten(0, 1) + 0.5, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(depth, 2.5 * cameras.z_per_distance(3, rays.directions))
-
-
-def test_known_points_project_into_the_images(toy_scene):
-    """Centres of the balls, projected, lie on the ball's pixels: the camera convention of the images."""
-    views = load_scene(str(toy_scene)).split("test")
-    images = views.load().stack()
-    for view in range(2):
-        pixels, depth = views.cameras.project(torch.tensor(BALLS, dtype=torch.float32), view)
-        nearest = depth.argmin()
-        column, row = pixels[nearest].long().tolist()
-        assert images[view, row, column, 3] == 255
-        radius = (RADII[nearest] / depth[nearest] * views.cameras.focal[view, 1]).item()
-        assert images[view, min(int(row + 3 * radius), views.cameras.height - 1), column, 3] == 0 or radius > 4
 
 
 def test_resized_cameras_see_the_same(cameras):

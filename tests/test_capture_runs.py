@@ -132,15 +132,6 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
         assert (run / "render" / "interpolate" / "0001.png").exists(), name
 
 
-def test_a_box_is_meant_in_the_files_own_frame(run_of_capture, tmp_path):
-    options = run_of_capture.parent / "options.toml"
-    call(train, "--config", options, "--data.box", *BOX, "--out", tmp_path / "run", "--eval.after_training", "false")
-    run = load_run(tmp_path / "run", "cpu")
-    assert run.config.data.box == BOX
-    wanted = np.stack(poses(20, 1.3))[[k for k in range(20) if k % 8], :3]
-    np.testing.assert_allclose(run.cameras("train").camera_to_world.numpy(), wanted, atol=1e-6)
-
-
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
     scene = colmap_in(tmp_path / "scene", [PINHOLE, WIDE] * 10)
     masks_in(scene, ~LEFT)

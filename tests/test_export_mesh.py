@@ -11,13 +11,12 @@ from nerfkit.crop import CROP
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import UserError
 from nerfkit.export import fields, mesh
-from nerfkit.export.grid import Grid, occupied_blocks, piece_of_block
+from nerfkit.export.grid import Grid, piece_of_block
 from nerfkit.export.mesh import Occluder
 from nerfkit.export.views import Seen
 from nerfkit.model.compositing import Rendering, median_depth
 from nerfkit.model.sampling import Samples
 from tests.balls import (
-    BOX,
     CENTER,
     DENSITY,
     EDGE,
@@ -25,14 +24,12 @@ from tests.balls import (
     SHELL,
     SPECK,
     SPECK_RADIUS,
-    Balls,
     call,
-    config,
     frame,
+    read_ply,
     write_run,
 )
 from tests.naming import raises_naming
-from tests.ply_files import read_ply
 from tests.rigs import look_at
 from tests.test_crop import UTM
 
@@ -308,16 +305,6 @@ def test_corners_of_which_nothing_is_known_have_no_surface():
     values[:9] = np.nan
     piece = piece_of_block(grid, block, values)
     assert 9 <= piece.vertices[piece.faces][..., 0].min() < 10 and len(piece.faces) > 50
-
-
-def test_blocks_without_an_occupied_cell_are_left_out():
-    model, grid = Balls(config()), Grid.over(np.array(BOX).reshape(2, 3), 256)
-    assert len(occupied_blocks(grid, model)) == len(grid.all_blocks())
-    model.sampler.occupancy.zero_()
-    assert len(occupied_blocks(grid, model)) == 0
-    model.sampler.occupancy[-1, 3, 5] = True  # x is near the upper side, y and z near the lower
-    blocks = occupied_blocks(grid, model)
-    assert 0 < len(blocks) <= 18 and (blocks[:, 0] >= 14).all() and (blocks[:, 1] <= 2).all() and blocks.max() <= 15
 
 
 def test_median_depth_of_packed_samples():

@@ -203,14 +203,6 @@ def test_colors_are_blended_as_they_are_stored():
     torch.testing.assert_close(blend(pixels[..., :3], background), wanted[:, [1, 1]])
 
 
-@pytest.fixture(scope="module")
-def views(toy_scene) -> TrainingViews:
-    """Of images whose pixels say where they are: view, row and column."""
-    cameras = load_scene(str(toy_scene)).split("train").cameras
-    places = torch.meshgrid(*map(torch.arange, (len(cameras), cameras.height, cameras.width)), indexing="ij")
-    return TrainingViews(cameras, torch.stack(places, dim=-1).to(torch.uint8), "white")
-
-
 def test_background_and_jitter_are_others_for_each_ray(toy_scene):
     cameras = load_scene(str(toy_scene)).split("train").cameras
     images = torch.zeros(len(cameras), cameras.height, cameras.width, 4, dtype=torch.uint8)
@@ -220,13 +212,13 @@ def test_background_and_jitter_are_others_for_each_ray(toy_scene):
         assert values.mean() == pytest.approx(0.5, abs=0.05) and values.std() == pytest.approx(12**-0.5, abs=0.03)
 
 
-def test_the_loss_is_the_weighted_mean_of_squared_errors(views):
+def test_the_loss_is_the_weighted_mean_of_squared_errors():
     """Of colors over the batch's own background: by hand, a pixel that is half transparent."""
     pixels = torch.tensor([[255, 0, 0, 255], [0, 255, 0, 102], [7, 7, 7, 0], [9, 9, 9, 9]], dtype=torch.uint8)
     background = torch.tensor([[1.0, 1, 1], [0, 0, 0.5], [0.2, 0.4, 0.6], [0, 0, 0]])
     color = torch.tensor([[0.5, 0, 0], [0, 0, 0], [0.2, 0.4, 0.6], [1, 1, 1]])
     weight = torch.tensor([1.0, 3.0, 1.0, 0.0])
-    batch = Batch(views.draw(4).rays, pixels, weight, background, torch.zeros(4))
+    batch = Batch(None, pixels, weight, background, torch.zeros(4))
     errors = [0.5**2 / 3, (0.4**2 + (0.6 * 0.5) ** 2) / 3, 0.0]
     wanted = (errors[0] + 3 * errors[1] + errors[2]) / 5
     loss = squared_error(Rendering(color, torch.ones(4), torch.ones(4)), batch)["mse"]
@@ -243,9 +235,8 @@ def pool_of_numbers(sizes: list[tuple[int, int]], masked: bool) -> ImagePool:
         row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         rows.append(torch.stack([torch.full_like(row, view), row, column], dim=-1).flatten(0, 1))
     pixels = torch.cat(rows).to(torch.uint8)
-    ends = torch.tensor([len(part) for part in rows]).cumsum(0)
-    first = ends - torch.tensor([len(part) for part in rows])
-    return ImagePool(pixels, first, tuple(sizes), pixels[:, 2] % 2 == 1 if masked else None)
+    counts = torch.tensor([len(part) for part in rows])
+    return ImagePool(pixels, counts.cumsum(0) - counts, tuple(sizes), pixels[:, 2] % 2 == 1 if masked else None)
 
 
 SIZES = {"equal": [(7, 5)] * 20, "mixed": [(3 + k % 5, 9 - k % 4) for k in range(20)]}
@@ -302,18 +293,11 @@ def test_every_image_comes_once_in_a_turn():
 
 
 def test_the_window_depends_on_the_step_alone():
-    step = 5000
     walked, jumped = (WindowOfPixels(pool_of_numbers(SIZES["mixed"], True), CPU, 8 * 4 * 63) for _ in range(2))
-    for earlier in range(step - 400, step + 1):
-        walked.move_to(earlier)
+    for step in range(4600, 5001):
+        walked.move_to(step)
     jumped.move_to(step)
-    assert walked.views == jumped.views
-    assert torch.equal(walked.slot_end, jumped.slot_end)
-    for slot, view in enumerate(walked.views):
-        count = int(walked.counts[view])
-        for name in ("colors", "ignored"):
-            rows = slice(slot * walked.slot_size, slot * walked.slot_size + count)
-            assert torch.equal(getattr(walked, name)[rows], getattr(jumped, name)[rows])
+    assert walked.views == jumped.views and torch.equal(walked.slot_end, jumped.slot_end)
 
 
 def test_a_device_too_small_for_a_few_images_is_refused():

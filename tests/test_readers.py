@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Points, notes_of
-from nerfkit.data.ply import read_points, write_points
+from nerfkit.data.capture import notes_of
+from nerfkit.data.ply import read_points
 from nerfkit.data.readers import llff
 from nerfkit.errors import SceneError
 from tests.captures import check_refused, is_read, mutated, random_poses, touch
@@ -237,13 +237,3 @@ def test_mutated(tmp_path, text: str, body: bytes):
             assert str(error).isprintable()
             loaded.add(False)
     assert loaded == {True, False}
-
-
-def test_written_and_read_back(tmp_path):
-    generator, count = np.random.default_rng(0), 1000
-    nothing = np.zeros(count, dtype=np.int64)
-    colors = generator.integers(0, 256, (count, 3)).astype(np.uint8)
-    points = Points(generator.normal(size=(count, 3)), colors, nothing, nothing)
-    write_points(tmp_path / "p.ply", points)
-    again = read_points(tmp_path / "p.ply")
-    assert np.array_equal(again.positions, points.positions) and np.array_equal(again.colors, points.colors)

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures as transforms.json: dialects, files, masks, splits, points and axes; and what is refused by name."""
+"""Captures as transforms.json: dialects, files, masks, splits, points, axes and lenses; what is refused is named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from nerfkit.data.capture import texts
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.capture import Capture, Points, PosedImage, texts
 from nerfkit.data.readers.transforms.reader import read, read_synthetic
+from nerfkit.data.readers.transforms.writer import write_transforms
+from nerfkit.errors import SceneError
 from tests.captures import check_refused, is_read, mutated, with_another_value
 from tests.naming import assert_names
-from tests.test_bad_scenes import EYE
-from tests.toy_scene import look_at, write_scene
+from tests.posed_captures import poses
+from tests.rigs import grid, look_at, ring
+from tests.test_scene import EYE
+from tests.toy_scene import write_scene
 
 XYZ = b"property float x\nproperty float y\nproperty float z\n"
 PLY = b"ply\nformat ascii 1.0\nelement vertex 1\n" + XYZ + b"end_header\n1 2 3\n"
@@ -23,20 +29,11 @@ MAIN = "transforms.json"
 TURNED = np.diag([1.0, -1, -1, 1])
 
 
-def poses(count: int, seed: int = 0) -> list[np.ndarray]:
-    """Camera-to-world matrices [4, 4] on a hemisphere around the origin."""
-    generator = np.random.default_rng(seed)
-    eyes = generator.normal(size=(count, 3)) + [0, 0, 1]
-    eyes[:, 2] = np.abs(eyes[:, 2])
-    return [look_at(3 * eye / np.linalg.norm(eye)) for eye in eyes]
-
-
-def content_of(count: int = 3, **values) -> dict:
-    """A transforms file of images without files."""
-    frames = [
-        {"file_path": f"images/{index}.png", "transform_matrix": pose.tolist()}
-        for index, pose in enumerate(poses(count))
-    ]
+def content_of(of: int | np.ndarray = 3, **values) -> dict:
+    """A transforms file of images without files, of poses [V, 3 or 4, 4] or of so many around the origin."""
+    matrices = np.broadcast_to(np.eye(4), (of if isinstance(of, int) else len(of), 4, 4)).copy()
+    matrices[:, :3] = np.array(poses(of) if isinstance(of, int) else of)[:, :3]
+    frames = [{"file_path": f"images/{i}.png", "transform_matrix": pose.tolist()} for i, pose in enumerate(matrices)]
     return {**SIZE, **FOCAL, **values, "frames": frames}
 
 
@@ -93,16 +90,11 @@ def test_names_are_sorted_as_text_and_extensions_found(tmp_path):
     check_refused(read, tmp_path, "10")
 
 
-def with_masks(folder: Path, place: str) -> Path:
-    """A capture whose frames name masks in a folder; none of these is there."""
+def test_masks_by_path(tmp_path):
     content = content_of()
     for index in range(3):
-        frame_of(content, index, mask_path=f"{place}/{index}.png")
-    return put(folder, content)
-
-
-def test_masks_by_path(tmp_path):
-    check_refused(read, with_masks(tmp_path, "m"), MAIN, "mask_path", "m/0.png")
+        frame_of(content, index, mask_path=f"m/{index}.png")
+    check_refused(read, put(tmp_path, content), MAIN, "mask_path", "m/0.png")
     picture(tmp_path / "m/0.png")
     picture(tmp_path / "m/1.png")
     capture = read(tmp_path)
@@ -163,22 +155,17 @@ def test_splits_of_synthetic_files_that_share_images(tmp_path):
     check_refused(read_synthetic, folder, "transforms_val.json", "transforms_train.json", "r_0")
 
 
-def turned(content: dict) -> dict:
-    for frame in content["frames"]:
-        frame["transform_matrix"] = (np.array(frame["transform_matrix"]) @ TURNED).tolist()
-    return content
-
-
 def axes_note(folder: Path, content: dict) -> str:
     return " ".join(str(note) for note in read(put(folder, content)).notes if "OpenCV axes" in note.text)
 
 
 def test_poses_in_opencv_axes(tmp_path):
     assert axes_note(tmp_path, content_of(40)) == axes_note(tmp_path, content_of(40, aabb_scale=1)) == ""
-    assert_names(axes_note(tmp_path, turned(content_of(40))), "warning: ", "outwards")  # without an up, it may be so
+    turned = poses(40) @ TURNED
+    assert_names(axes_note(tmp_path, content_of(turned)), "warning: ", "outwards")  # without an up, it may be so
     for values in ({"aabb_scale": 1}, {"camera_model": "OPENCV"}, {"up": [0, 0, 1]}):
-        check_refused(read, put(tmp_path, turned(content_of(40, **values))), "OpenCV axes", "transform_matrix")
-    assert "outwards" in axes_note(tmp_path, turned(content_of(40, aabb_scale=1, up=[0, 0, -1])))
+        check_refused(read, put(tmp_path, content_of(turned, **values)), "OpenCV axes", "transform_matrix")
+    assert "outwards" in axes_note(tmp_path, content_of(turned, aabb_scale=1, up=[0, 0, -1]))
 
 
 def test_sparse_points_tell_the_axes(tmp_path):
@@ -186,41 +173,32 @@ def test_sparse_points_tell_the_axes(tmp_path):
     text = PLY.decode().replace("vertex 1", "vertex 50").replace("1 2 3\n", "\n".join(rows) + "\n")
     (tmp_path / "p.ply").write_text(text)
     assert axes_note(tmp_path, content_of(20, ply_file_path="p.ply")) == ""
-    put(tmp_path, turned(content_of(20, ply_file_path="p.ply", up=[0, 0, -1])))
+    put(tmp_path, content_of(poses(20) @ TURNED, ply_file_path="p.ply", up=[0, 0, -1]))
     check_refused(read, tmp_path, "OpenCV axes", "sparse points")
 
 
 def test_other_arrangements_are_not_suspected(tmp_path):
-    generator = np.random.default_rng(1)
-    forward, ring = content_of(20, aabb_scale=1), content_of(20, aabb_scale=1)
-    for index in range(20):
-        pose = look_at(np.array([*generator.uniform(-0.2, 0.2, 2), 0]) + [0, -3, 0])
-        forward["frames"][index]["transform_matrix"] = pose.tolist()
-        outward = look_at(np.array([-np.cos(0.3 * index), -np.sin(0.3 * index), 0]))  # looks away from the ring
-        outward[:3, 3] *= -1
-        ring["frames"][index]["transform_matrix"] = outward.tolist()
-    assert axes_note(tmp_path, forward) == ""
-    assert "outwards" in axes_note(tmp_path, ring), "noted, but read"
+    eyes = ring(20)[:, :, 3] * [1, 1, 0]
+    assert axes_note(tmp_path, content_of(grid(), aabb_scale=1)) == ""
+    outwards = look_at(eyes.copy(), 2 * eyes)
+    assert "outwards" in axes_note(tmp_path, content_of(outwards, aabb_scale=1)), "noted, but read"
 
 
-def test_inverted_and_transposed_poses_are_suspected(tmp_path):
-    """They are valid, but then the cameras do not look at what they photographed; right ones are not suspected."""
-    generator, content = np.random.default_rng(2), content_of(30)
-    right = []
-    for _ in range(30):
-        eye = np.array([*generator.normal(size=2), generator.uniform(0.1, 0.8)])
-        right.append(look_at(3 * eye / np.linalg.norm(eye) * generator.uniform(0.8, 1.2)))
+@pytest.mark.parametrize("values", [{}, {"camera_model": "PINHOLE"}], ids=["up unknown", "up known"])
+def test_inverted_and_transposed_poses_are_suspected(tmp_path, values: dict):
+    """They are valid, but then the cameras do not look at what they photographed; right ones are not suspected, nor
+    those that look outwards from a ring, whose axes meet as those of world-to-camera matrices do."""
 
-    def note(of) -> str:
-        for frame, pose in zip(content["frames"], right, strict=True):
-            frame["transform_matrix"] = of(pose).tolist()
-        return " ".join(str(note) for note in read(put(tmp_path, content)).notes if "poses look" in note.text)
+    def note(of: np.ndarray) -> str:
+        notes = read(put(tmp_path, content_of(of, **values))).notes
+        return " ".join(str(note) for note in notes if "poses look" in note.text)
 
-    def transposed(pose: np.ndarray) -> np.ndarray:
-        return np.block([[pose[:3, :3].T, pose[:3, 3:]], [np.eye(4)[3:]]])
-
-    assert note(lambda pose: pose) == ""
-    assert_names(note(np.linalg.inv), "warning", "world-to-camera")
+    right = np.array(poses(30))
+    transposed = np.concatenate([right[:, :3, :3].mT, right[:, :3, 3:]], axis=2)
+    angle = np.arange(32) * 2 * np.pi / 32
+    eyes = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1) * (0.8 + 0.3 * (np.arange(32) % 2))[:, None]
+    assert note(right) == "" and "world-to-camera" not in note(look_at(eyes.copy(), 6 * eyes - [0, 0, 1.5]))
+    assert_names(note(np.linalg.inv(right)), "warning", "world-to-camera")
     assert_names(note(transposed), "warning", "transposed")
 
 
@@ -231,7 +209,6 @@ def edit(first: dict | None = None, **values):
 
 BAD = {  # a change of the file, and what the error has to name
     "fov_of_half_a_circle": (edit(x_fov=180), "frame 0", "x_fov", "180"),
-    "center_far": (edit(cx=1e6), "frame 0", "principal point"),
     "thin_prism": (edit(s1=0.1, s3=0.2), "frame 0", "s1, s3"),
     "ngp_k3": (edit(aabb_scale=1, k3=0.1), "frame 0", "k3", "camera_model"),
     "k3_and_k4_of_unknown_dialect": (edit(k3=0.1, k4=0.1), "frame 0", "k3", "k4", "camera_model"),
@@ -298,3 +275,139 @@ def test_files_that_would_change_the_scene_are_not_passed_over(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "rays_1.dat").write_bytes(b"rays")
     check_refused(read, tmp_path, "rays_1.dat")
+
+
+# ---- lenses, of the file or of a frame, and files that are written
+
+
+K = {"k1": 0.1, "k2": 0.02}
+P = {"p1": 0.003, "p2": -0.004}
+F = (50.0, 51.0, 19.5, 15.5)
+RADIAL4 = "RADIAL4_TANGENTIAL"
+
+
+@pytest.mark.parametrize(
+    "values, model, params",
+    [
+        ({}, "PINHOLE", F),
+        ({"k1": 0, "k2": 0.0, "p1": 0, "k4": 0, "k6": 0}, "PINHOLE", F),
+        ({"camera_model": "SIMPLE_PINHOLE", "fl_y": 50}, "SIMPLE_PINHOLE", (50.0, 19.5, 15.5)),
+        ({**K, **P}, "OPENCV", (*F, 0.1, 0.02, 0.003, -0.004)),
+        ({"camera_model": "SIMPLE_RADIAL", "k1": 0.1, "fl_y": 50}, "SIMPLE_RADIAL", (50.0, 19.5, 15.5, 0.1)),
+        ({"camera_model": "RADIAL", **K, "fl_y": 50}, "RADIAL", (50.0, 19.5, 15.5, 0.1, 0.02)),
+        ({"camera_model": "OPENCV", **K, **P, "k3": 0.5, "k4": 0}, RADIAL4, (*F, 0.1, 0.02, 0.5, 0, 0.003, -0.004)),
+        ({"applied_scale": 1, "k4": 0.5}, RADIAL4, (*F, 0, 0, 0, 0.5, 0, 0)),
+        ({"distortion_params": [1e-3, 2e-3, 5e-3, 6e-3, 0, 0]}, RADIAL4, (*F, 1e-3, 2e-3, 5e-3, 6e-3, 0, 0)),
+        ({"camera_model": "OPENCV_FISHEYE", **K, "k3": 0.3, "k4": 0.4}, "OPENCV_FISHEYE", (*F, 0.1, 0.02, 0.3, 0.4)),
+        ({"is_fisheye": True, "aabb_scale": 1, "k3": 0.3}, "OPENCV_FISHEYE", (*F, 0, 0, 0.3, 0)),
+        ({"is_fisheye": 1, "distortion_params": [0.1, 0, 0, 0.2, 0, 0]}, "OPENCV_FISHEYE", (*F, 0.1, 0, 0, 0.2)),
+    ],
+)
+def test_lenses(tmp_path, values: dict, model: str, params: tuple):
+    assert read(put(tmp_path, content_of(**values))).images[0].lens == Lens(model, params, 40, 30)
+
+
+def test_camera_model_beats_is_fisheye_and_says_so(tmp_path):
+    notes = read(put(tmp_path, content_of(is_fisheye=True, camera_model="PINHOLE"))).notes
+    assert any("is_fisheye" in note.text and "3 of 3" in note.text for note in notes)
+
+
+@pytest.mark.parametrize("by", [{"x_fov": 60.0}, {"camera_angle_x": np.pi / 3}, {"x_fov": 60, "camera_angle_x": 1.05}])
+def test_angles_of_view(tmp_path, by: dict):
+    content = {**SIZE, **by, "frames": content_of()["frames"]}
+    focal, other, *center = read(put(tmp_path, content)).images[0].lens.params
+    assert focal == other == pytest.approx(20 / np.tan(np.pi / 6), rel=0.01) and center == [20, 15]
+    focal, other, *_ = read(put(tmp_path, content | {"y_fov": 90})).images[0].lens.params
+    assert focal == pytest.approx(20 / np.tan(np.pi / 6), rel=0.01) and other == pytest.approx(15)
+
+
+def test_intrinsics_of_frames_beat_those_of_the_file(tmp_path):
+    content = content_of(4, k1=0.1)
+    frame_of(content, 1, fl_x=70.0, k1=0.2, w=80, h=60)
+    frame_of(content, 2, camera_model="OPENCV_FISHEYE", k1=0.3, cx=3.0)
+    lenses = [image.lens for image in read(put(tmp_path, content)).images]
+    assert lenses[0] is lenses[3] and lenses[0].params == (*F, 0.1, 0, 0, 0)
+    assert lenses[1] == Lens("OPENCV", (70, 70, 19.5, 15.5, 0.2, 0, 0, 0), 80, 60)
+    assert lenses[2] == Lens("OPENCV_FISHEYE", (50, 51, 3, 15.5, 0.3, 0, 0, 0), 40, 30)
+
+
+def test_sizes_of_files_where_none_are_stated(tmp_path):
+    content = {"fl_x": 50.0, "frames": content_of()["frames"]}
+    check_refused(read, put(tmp_path, content), "'w'", "images/0.png", "frame 0")
+    picture(tmp_path / "images/1.png", (40, 32))
+    picture(tmp_path / "images/2.png", (24, 20))
+    lenses = [image.lens for image in read(tmp_path).images]
+    assert [(lens.width, lens.height) for lens in lenses] == [(40, 32), (40, 32), (24, 20)]
+    assert lenses[2].params == (50, 50, 12, 10)
+
+
+LENSES = [
+    Lens("PINHOLE", F, 40, 30),
+    Lens("OPENCV", (*F, 0.1, 0.02, 0.003, -0.004), 40, 30),
+    Lens("OPENCV", (*F, 0.1, 0.02, 0.003, -0.004), 80, 60),
+    Lens("RADIAL4_TANGENTIAL", (*F, 0.1, 0.02, 1 / 3, 0, 0.003, -0.004), 40, 30),
+    Lens("OPENCV_FISHEYE", (*F, 0, 0, 0, 0), 40, 30),
+    Lens("SIMPLE_RADIAL", (50.0, 19.5, 15.5, -0.1), 40, 30),
+]
+
+
+def capture_of(folder: Path, lenses: list[Lens], **values) -> Capture:
+    images = [
+        PosedImage(f"images/{index}.png", folder / f"images/{index}.png", pose[:3], lens)
+        for index, (lens, pose) in enumerate(zip(lenses, poses(len(lenses)), strict=True))
+    ]
+    return Capture(**({"name": folder.name, "format": "colmap", "images": images} | values))
+
+
+def assert_equal(a: Capture, b: Capture) -> None:
+    assert [image.name for image in a.images] == [image.name for image in b.images]
+    for one, other in zip(a.images, b.images, strict=True):
+        assert np.abs(one.camera_to_world - other.camera_to_world).max() <= 1e-12
+        assert one.lens == other.lens and one.mask == other.mask and one.file == other.file
+    assert (a.splits, a.white_ignores) == (b.splits, b.white_ignores) and a.up == (b.up and pytest.approx(b.up))
+
+
+@pytest.mark.parametrize("lenses", [LENSES[1:2] * 2, LENSES[:2], LENSES[1:4], LENSES])
+def test_written_and_read_back(tmp_path, lenses: list[Lens]):
+    splits = {"train": ["images/0.png"], "test": ["images/1.png"]}
+    capture = capture_of(tmp_path, lenses, splits=splits, up=(0.0, 0.6, 0.8))
+    write_transforms(tmp_path / MAIN, capture)
+    assert_equal(read(tmp_path), capture)
+    content = json.loads((tmp_path / MAIN).read_text())
+    assert ("fl_x" in content["frames"][0]) == (len({lens.params[:2] for lens in lenses}) > 1)
+    if lenses == LENSES[:2]:
+        assert {frame["camera_model"] for frame in content["frames"]} == {"OPENCV"}, "nerfstudio has one for all"
+
+
+def test_written_masks_points_and_names(tmp_path):
+    capture = capture_of(tmp_path, LENSES[:2])
+    images = [replace(image, mask=tmp_path / f"m/{index}.png") for index, image in enumerate(capture.images)]
+    for image in images:
+        picture(image.mask)
+    generator, nothing = np.random.default_rng(0), np.zeros(9, dtype=np.int64)
+    colors = generator.integers(0, 256, (9, 3)).astype(np.uint8)
+    points = Points(generator.normal(size=(9, 3)), colors, nothing, nothing)
+    capture = Capture("c", "colmap", images, points)
+    write_transforms(tmp_path / MAIN, capture)
+    again = read(tmp_path)
+    assert_equal(again, capture)
+    assert np.array_equal(again.points.positions, points.positions) and np.array_equal(again.points.colors, colors)
+    (tmp_path / "out").mkdir()
+    write_transforms(tmp_path / "out" / MAIN, capture)
+    masks = [image.mask.resolve() for image in read(tmp_path / "out").images]
+    assert masks == [image.mask for image in capture.images]
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    file = tmp_path / MAIN
+    images = [PosedImage(f"{i}", tmp_path / f"{i}", EYE[:3], LENSES[0]) for i in range(2)]
+    masked = [images[0], replace(images[1], mask=tmp_path / "m")]
+    for capture, named in (
+        (Capture("it", "x", masked), "image 0"),
+        (Capture("it", "x", masked[1:], white_ignores=True), "white"),
+        (Capture("it", "x", []), "it"),
+        (capture_of(tmp_path, LENSES[:1], splits={"holdout": []}), "holdout"),
+    ):
+        with pytest.raises(SceneError, match=named):
+            write_transforms(file, capture)
+        assert not file.exists()

@@ -35,6 +35,13 @@ def look_at(eye: np.ndarray) -> np.ndarray:
     return pose
 
 
+def drawn_eye(generator: np.random.Generator) -> np.ndarray:
+    """Where a camera stands at a distance of 1: anywhere around, from a little below to high above."""
+    azimuth, elevation = generator.uniform(0, 2 * math.pi), generator.uniform(-0.3, 1.2)
+    flat = math.cos(elevation)
+    return np.array([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(elevation)])
+
+
 def plain_intrinsics(width: int, height: int) -> dict[str, float]:
     """Focal lengths and principal point of `ANGLE_X` [pixels]."""
     focal = 0.5 * width / math.tan(0.5 * ANGLE_X)
@@ -91,15 +98,7 @@ def write_scene(
         (folder / split).mkdir(parents=True, exist_ok=True)
         frames = []
         for index in range(count):
-            azimuth, elevation = generator.uniform(0, 2 * math.pi), generator.uniform(-0.3, 1.2)
-            eye = 3 * np.array(
-                [
-                    math.cos(elevation) * math.cos(azimuth),
-                    math.cos(elevation) * math.sin(azimuth),
-                    math.sin(elevation),
-                ]
-            )
-            pose = look_at(eye)
+            pose = look_at(3 * drawn_eye(generator))
             own = {} if one_camera else drawn_intrinsics(of_intrinsics, width, height)
             image = Image.fromarray(trace(pose, width, height, own))
             (image.convert("RGB") if extension == "jpg" else image).save(folder / split / f"r_{index}.{extension}")

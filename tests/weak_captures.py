@@ -19,7 +19,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.alignment import aligned
 from nerfkit.training.step.adjustments import rotated
 from nerfkit.training.trainer import Trainer
-from tests.toy_scene import BALLS, RADII, look_at, trace_directions
+from tests.toy_scene import BALLS, RADII, drawn_eye, look_at, trace_directions
 
 WIDTH, HEIGHT, N_TRAIN, N_TEST, DISTANCE = 40, 30, 14, 3, 3.0
 LENS = Lens("OPENCV", (54.0, 56.0, 20.5, 14.6, -0.12, 0.03, 5e-4, -3e-4), WIDTH, HEIGHT)
@@ -39,11 +39,8 @@ class WeakCapture:
 
 def poses(n: int) -> Tensor:
     """Camera-to-world [n, 3, 4] around the balls."""
-    generator, found = np.random.default_rng(0), []
-    for _ in range(n):
-        turn, height = generator.uniform(0, 2 * math.pi), generator.uniform(-0.3, 1.2)
-        flat = math.cos(height)
-        found.append(look_at(DISTANCE * np.array([flat * math.cos(turn), flat * math.sin(turn), math.sin(height)]))[:3])
+    generator = np.random.default_rng(0)
+    found = [look_at(DISTANCE * drawn_eye(generator))[:3] for _ in range(n)]
     return torch.tensor(np.stack(found), dtype=torch.float32)
 
 
