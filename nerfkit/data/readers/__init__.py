@@ -7,16 +7,23 @@ Capture. It opens an image only for its size, where no file states it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from nerfkit.data.capture import Capture, notes_of
-from nerfkit.data.readers import llff, small_formats
+from nerfkit.data.readers import llff
+from nerfkit.data.readers import small_formats as small
 from nerfkit.data.readers.colmap import reader as colmap
-from nerfkit.data.readers.transforms import reader as transforms_capture
+from nerfkit.data.readers.folders import first_there
+from nerfkit.data.readers.transforms import reader as transforms_json
 from nerfkit.errors import SceneError, UserError
+
+
+def _has(*signs: Iterable[str]) -> Callable[[Path], bool]:
+    """Whether of each of the signs one of the names is there."""
+    return lambda folder: all(first_there(folder, names) for names in signs)
 
 
 class Reader(NamedTuple):
@@ -29,15 +36,15 @@ class Reader(NamedTuple):
 
 READERS = {
     "nerf_synthetic": Reader(
-        "transforms_train.json", transforms_capture.is_synthetic, transforms_capture.read_synthetic
+        "transforms_train.json", _has(transforms_json.SPLIT_FILES), transforms_json.read_synthetic
     ),
-    "transforms": Reader("transforms.json", transforms_capture.recognises, transforms_capture.read),
+    "transforms": Reader("transforms.json", _has([transforms_json.MAIN]), transforms_json.read),
     "colmap": Reader("sparse/0 (cameras, images, points3D) and images", colmap.recognises, colmap.read),
     "llff": Reader("poses_bounds.npy and images", llff.recognises, llff.read),
-    "polycam": Reader("keyframes/cameras and keyframes/images", small_formats.is_polycam, small_formats.read_polycam),
-    "record3d": Reader("metadata.json and rgb", small_formats.is_record3d, small_formats.read_record3d),
-    "nsvf": Reader("pose, intrinsics.txt and rgb", small_formats.is_nsvf, small_formats.read_nsvf),
-    "idr": Reader("cameras.npz and image", small_formats.is_idr, small_formats.read_idr),
+    "polycam": Reader("keyframes/cameras and keyframes/images", _has(small.CORRECTED), small.read_polycam),
+    "record3d": Reader("metadata.json and rgb", _has(["metadata.json"], ["rgb"]), small.read_record3d),
+    "nsvf": Reader("pose, intrinsics.txt and rgb", _has(["pose"], small.INTRINSICS), small.read_nsvf),
+    "idr": Reader("cameras.npz and image", _has(small.NPZ), small.read_idr),
 }
 
 
