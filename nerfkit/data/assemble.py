@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
-from nerfkit.data.readers.folders import IMAGE_FOLDERS, beside, nearest_of, note_of_others, places_of
+from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
 from nerfkit.data.scene import Scene, Views
 from nerfkit.data.scene_transform.carving import with_its_box
 from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras, doubts_of_solve
@@ -41,7 +40,7 @@ def resolve_files(capture: Capture, folder: Path) -> Capture:
 
     A file is that of one image: one that another image names as it is stays that one's.
     """
-    found = {image.file: on_disk(image.file) for image in capture.images}
+    found = {image.file: on_disk(image.file, as_named) for image in capture.images}
     find = partial(nearest, folders=places_of(folder))
     near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
     images = [
@@ -73,12 +72,8 @@ def _without_paths(capture: Capture) -> Capture:
     return replace(capture, images=images, splits=splits, paths=paths, notes=notes_of(*capture.notes, *notes))
 
 
-def _as_named(file: Path) -> Path | None:
-    return file if os.path.exists(file) else None  # which raises nothing, however long the name
-
-
-def on_disk(file: Path, find: Callable[[Path], Path | None] = _as_named) -> Path | None:
-    """`file`, or the same image in a folder of resized ones beside its own (images_2, images_4, images_8)."""
+def on_disk(file: Path, find: Callable[[Path], Path | None]) -> Path | None:
+    """What is found of `file`, or of the same image in a folder of resized ones beside its own (images_2, ...)."""
     parts, places = file.parts, [file]
     for depth in range(len(parts) - 2, -1, -1):
         if re.fullmatch(r"images(_\d+)?", parts[depth]):

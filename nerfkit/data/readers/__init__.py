@@ -8,6 +8,7 @@ Capture. It opens an image only for its size, where no file states it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -66,24 +67,22 @@ def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture
     if capture is None:
         raise errors[0]
     notes = [f"not read as {format}: {error}" for format, error in zip(formats, errors, strict=False)]
-    if capture.format == "transforms" and "colmap" in formats and seeks_points:
-        capture = _model_that_knows_more(folder, capture) or capture
+    if capture.format == "transforms" and "colmap" in formats and seeks_points and not _has_points(capture):
+        capture = _with_points(folder, capture)
     if others := [name for name in formats if name != capture.format]:
         notes.append(f"read as {capture.format}; --data.format {' or '.join(others)} would be possible, too")
     return replace(capture, notes=notes_of(*notes, *capture.notes))
 
 
-def _model_that_knows_more(folder: Path, of_json: Capture) -> Capture | None:
-    """COLMAP's model, where it alone has sparse points, which say where the scene is, and the JSON neither splits nor
-    masks that it lacks."""
-    if _has_points(of_json) or of_json.splits:
-        return None
-    try:
+def _with_points(folder: Path, capture: Capture) -> Capture:
+    """COLMAP's model, if it has sparse points, which say where the scene is, and neither splits nor masks of the JSON
+    are lost."""
+    with suppress(UserError):
         model = READERS["colmap"].read(folder)
-    except UserError:
-        return None
-    lacks_masks = any(image.mask for image in of_json.images) and not any(image.mask for image in model.images)
-    return model if _has_points(model) and not lacks_masks else None
+        loses_masks = any(image.mask for image in capture.images) and not any(image.mask for image in model.images)
+        if _has_points(model) and not capture.splits and not loses_masks:
+            return model
+    return capture
 
 
 def _has_points(capture: Capture) -> bool:

@@ -71,6 +71,11 @@ def nearest_of(
     return {file: found for file, found in near.items() if counts[found] == 1}
 
 
+def as_named(file: Path) -> Path | None:
+    """A file, if it is there."""
+    return file if os.path.exists(file) else None  # which raises nothing, however long the name
+
+
 def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
     """A note if of `count` images some are taken that have other names."""
     first = [f"{shown(file)} is {shown(found)}" for file, found in near.items()][:1]

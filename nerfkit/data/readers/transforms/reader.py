@@ -192,14 +192,10 @@ def _images(
     """The images of the frames, whose lenses are one object where they are equal."""
     images, lenses, beaten, angles = [], {}, 0, Counter()
     all_values = [values_of_frame(frame.content, frame.own, frame.where) for frame in frames]
-    headers = {
-        frame.path: header
-        for frame, values in zip(frames, all_values, strict=True)
-        if not values.keys() & SIZE and (header := _header(frame.path))
-    }
-    other = next(iter(headers.values()), None)
-    for frame, values, mask in zip(frames, all_values, masks, strict=True):
-        header = headers.get(frame.path)
+    are_stated = [bool(values.keys() & SIZE) for values in all_values]
+    headers = [None if stated else _header(frame.path) for frame, stated in zip(frames, are_stated, strict=True)]
+    other = next(filter(None, headers), None)
+    for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):
         size = _size_of(frame, values, header or other)
         lens = lens_of(values, frame.where, *size, is_nerfstudio)
         angles.update(filter(None, [", ".join(beaten_angles(values, frame.where, *size))]))
