@@ -194,12 +194,16 @@ FOREIGN = {  # files of other programs, and what the message names
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_poses_of_other_programs_are_named_and_not_found_anew(name: str, tmp_path: Path):
+def test_poses_of_other_programs_are_named_before_poses_are_found_anew(name: str, tmp_path: Path, monkeypatch, capsys):
+    """Without photographs they are refused."""
     content, *named = FOREIGN[name]
-    capture_in(tmp_path, [PINHOLE] * 5)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(content)
     check_refused(load, tmp_path, Path(name).name, *named)
+    capture = capture_in(tmp_path, [PINHOLE] * 5)
+    monkeypatch.setattr("nerfkit.data.load.solve", lambda *_: WRITERS["colmap"](tmp_path, capture) or tmp_path)
+    assert load_capture(str(tmp_path)).is_solved
+    assert_names(capsys.readouterr().out, "warning: ", Path(name).name, *named)
 
 
 DAMAGED = {  # a format, one of its files, what is in it instead, and what the error names

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +18,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
-from nerfkit.data.readers.folders import IMAGE_EXTENSIONS, IMAGE_FOLDERS, beside, nearest_of, places_of
+from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
 from nerfkit.data.scene import Scene, Views
 from nerfkit.data.scene_transform.carving import with_its_box
 from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras, doubts_of_solve
@@ -42,20 +40,14 @@ def resolve_files(capture: Capture, folder: Path) -> Capture:
 
     A file is that of one image: one that another image names as it is stays that one's.
     """
-    found = {image.file: on_disk(image.file) for image in capture.images}
+    found = {image.file: on_disk(image.file, as_named) for image in capture.images}
     find = partial(nearest, folders=places_of(folder))
     near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
     images = [
         replace(image, file=near.get(image.file, image.file), found=near.get(image.file, found[image.file]))
         for image in capture.images
     ]
-    notes = capture.notes
-    if others := [image for image in images if image.found is not None and not _is_as_named(image)]:
-        note = (
-            f"{len(others)} of {len(images)} images are there under other names, and are taken (the first: "
-            f"{shown(others[0].name)} is {shown(others[0].found)})"
-        )
-        notes = notes_of(*notes, note)
+    notes = notes_of(*capture.notes, *note_of_others(near, len(images)))
     return _without_paths(replace(capture, images=images, notes=notes))
 
 
@@ -66,7 +58,6 @@ def _without_paths(capture: Capture) -> Capture:
     if not bare or there.isdisjoint(capture.splits.get("train", [])):
         return capture
     splits = {split: names for split, names in capture.splits.items() if split not in bare}
-    listed = {name for names in splits.values() for name in names}
     by_name = {image.name: image for image in capture.images}
     paths = {
         split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare) if capture.splits[split]
@@ -76,28 +67,13 @@ def _without_paths(capture: Capture) -> Capture:
         f"--path {split})"
         for split, images in paths.items()
     ]
-    unlisted = {image.name for images in paths.values() for image in images} - listed
+    unlisted = {image.name for images in paths.values() for image in images}.difference(*splits.values())
     images = [image for image in capture.images if image.name not in unlisted]
     return replace(capture, images=images, splits=splits, paths=paths, notes=notes_of(*capture.notes, *notes))
 
 
-def _is_as_named(image: PosedImage) -> bool:
-    """Whether the path of an image's file ends as its name, whose extension may be missing or another."""
-    *said, name = [part for part in posixpath.normpath(image.name).split("/") if part not in ("", "..")]
-    *there, file = image.found.parts[-len(said) - 1 :]
-    (stem, ending), (file_stem, file_ending) = posixpath.splitext(name), posixpath.splitext(file)
-    is_other_type = stem == file_stem and ending.lower() != file_ending.lower()
-    is_bare = ending.lower() not in IMAGE_EXTENSIONS and name == file_stem
-    said, there = ([re.sub(r"^images_\d+$", "images", part) for part in folders] for folders in (said, there))
-    return said == there and (name == file or is_other_type or is_bare)
-
-
-def _as_named(file: Path) -> Path | None:
-    return file if os.path.exists(file) else None  # which raises nothing, however long the name
-
-
-def on_disk(file: Path, find: Callable[[Path], Path | None] = _as_named) -> Path | None:
-    """`file`, or the same image in a folder of resized ones beside its own (images_2, images_4, images_8)."""
+def on_disk(file: Path, find: Callable[[Path], Path | None]) -> Path | None:
+    """What is found of `file`, or of the same image in a folder of resized ones beside its own (images_2, ...)."""
     parts, places = file.parts, [file]
     for depth in range(len(parts) - 2, -1, -1):
         if re.fullmatch(r"images(_\d+)?", parts[depth]):

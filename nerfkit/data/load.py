@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,10 +86,11 @@ def load_capture(
         )
     if formats := found if format == "auto" else [format]:
         return resolve_files(readers.read(folder, formats, seeks_points), folder)
-    _check_photographs(folder)
+    beside = foreign.poses_beside(folder)
+    _check_photographs(folder, beside)
     report(f"{shown(folder)} has no camera poses; they are looked for")
-    if is_folder(folder) and (names := foreign.others_with_poses(folder)):
-        report(f"note: {shown(', '.join(names))} may hold poses, but of no format that is read")
+    if beside:
+        report(f"warning: {beside}")
     solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
     return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
 
@@ -109,34 +108,22 @@ def _path(text: str, option: str) -> Path:
         raise SceneError(f"{option}: {shown(text)} cannot be a folder: {error}") from None
 
 
-def _check_photographs(folder: Path) -> None:
+def _check_photographs(folder: Path, beside: str) -> None:
     """Raise SceneError for a folder without photographs, in its sub-folder images or others that are no scenes, or one
-    that is of a scene with poses."""
+    that is of a scene with poses; `beside` says what else is there."""
     if folder.is_file():  # a video
         return
-    foreign.check_no_poses(folder)
     place = image_folder(folder)
-    try:
-        entries = list(place.iterdir())
-    except OSError:
-        entries = []
-    inner, files = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")], list(entries)
-    if not any(map(readers.formats_of, inner)):
-        for entry in inner:
-            with contextlib.suppress(OSError):  # one that may not be read
-                files += entry.iterdir()
-    if not any(file.suffix.lower() in SUFFIXES for file in files):
-        if kinds := Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in OTHERS):
-            listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-            what = f"images that are not read ({listed}); convert them to JPEG or PNG"
-            raise SceneError(f"data.path: {shown(place)} holds {what}")
+    inner = sorted(entry for entry in place.glob("*") if is_folder(entry) and not entry.name.startswith("."))
+    scenes = [entry for entry in inner if readers.formats_of(entry)]
+    files = (file for at in [place, *([] if scenes else inner)] for file in at.glob("*"))
+    if not any(file.suffix.lower() in (*SUFFIXES, *OTHERS) for file in files):
         expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
         expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
-        within = [entry for entry in inner if readers.formats_of(entry)] or [
-            (place / name).parent for name in list_images(place)[:1]
-        ]
+        within = scenes or [(place / name).parent for name in list_images(place)[:1]]
         meant = f"; is {' or '.join(map(shown, within[:3]))} meant?" if within else ""
-        raise SceneError(f"data.path: no known scene format in {shown(folder)} ({expected}){meant}")
+        known = f"{beside}; there is " if beside else ""
+        raise SceneError(f"data.path: {known}no known scene format in {shown(folder)} ({expected}){meant}")
     folder = folder.resolve()
     if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
         scene = shown(folder.parent)

@@ -7,16 +7,24 @@ Capture. It opens an image only for its size, where no file states it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from nerfkit.data.capture import Capture, notes_of
-from nerfkit.data.readers import llff, small_formats
+from nerfkit.data.readers import llff
+from nerfkit.data.readers import small_formats as small
 from nerfkit.data.readers.colmap import reader as colmap
-from nerfkit.data.readers.transforms import reader as transforms_capture
+from nerfkit.data.readers.folders import first_there
+from nerfkit.data.readers.transforms import reader as transforms_json
 from nerfkit.errors import SceneError, UserError
+
+
+def _has(*signs: Iterable[str]) -> Callable[[Path], bool]:
+    """Whether of each of the signs one of the names is there."""
+    return lambda folder: all(first_there(folder, names) for names in signs)
 
 
 class Reader(NamedTuple):
@@ -29,15 +37,15 @@ class Reader(NamedTuple):
 
 READERS = {
     "nerf_synthetic": Reader(
-        "transforms_train.json", transforms_capture.is_synthetic, transforms_capture.read_synthetic
+        "transforms_train.json", _has(transforms_json.SPLIT_FILES), transforms_json.read_synthetic
     ),
-    "transforms": Reader("transforms.json", transforms_capture.recognises, transforms_capture.read),
+    "transforms": Reader("transforms.json", _has([transforms_json.MAIN]), transforms_json.read),
     "colmap": Reader("sparse/0 (cameras, images, points3D) and images", colmap.recognises, colmap.read),
     "llff": Reader("poses_bounds.npy and images", llff.recognises, llff.read),
-    "polycam": Reader("keyframes/cameras and keyframes/images", small_formats.is_polycam, small_formats.read_polycam),
-    "record3d": Reader("metadata.json and rgb", small_formats.is_record3d, small_formats.read_record3d),
-    "nsvf": Reader("pose, intrinsics.txt and rgb", small_formats.is_nsvf, small_formats.read_nsvf),
-    "idr": Reader("cameras.npz and image", small_formats.is_idr, small_formats.read_idr),
+    "polycam": Reader("keyframes/cameras and keyframes/images", _has(small.CORRECTED), small.read_polycam),
+    "record3d": Reader("metadata.json and rgb", _has(["metadata.json"], ["rgb"]), small.read_record3d),
+    "nsvf": Reader("pose, intrinsics.txt and rgb", _has(["pose"], small.INTRINSICS), small.read_nsvf),
+    "idr": Reader("cameras.npz and image", _has(small.NPZ), small.read_idr),
 }
 
 
@@ -59,24 +67,22 @@ def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture
     if capture is None:
         raise errors[0]
     notes = [f"not read as {format}: {error}" for format, error in zip(formats, errors, strict=False)]
-    if capture.format == "transforms" and "colmap" in formats and seeks_points:
-        capture = _model_that_knows_more(folder, capture) or capture
+    if capture.format == "transforms" and "colmap" in formats and seeks_points and not _has_points(capture):
+        capture = _with_points(folder, capture)
     if others := [name for name in formats if name != capture.format]:
         notes.append(f"read as {capture.format}; --data.format {' or '.join(others)} would be possible, too")
     return replace(capture, notes=notes_of(*notes, *capture.notes))
 
 
-def _model_that_knows_more(folder: Path, of_json: Capture) -> Capture | None:
-    """COLMAP's model, where it alone has sparse points, which say where the scene is, and the JSON neither splits nor
-    masks that it lacks."""
-    if _has_points(of_json) or of_json.splits:
-        return None
-    try:
+def _with_points(folder: Path, capture: Capture) -> Capture:
+    """COLMAP's model, if it has sparse points, which say where the scene is, and neither splits nor masks of the JSON
+    are lost."""
+    with suppress(UserError):
         model = READERS["colmap"].read(folder)
-    except UserError:
-        return None
-    lacks_masks = any(image.mask for image in of_json.images) and not any(image.mask for image in model.images)
-    return model if _has_points(model) and not lacks_masks else None
+        loses_masks = any(image.mask for image in capture.images) and not any(image.mask for image in model.images)
+        if _has_points(model) and not capture.splits and not loses_masks:
+            return model
+    return capture
 
 
 def _has_points(capture: Capture) -> bool:

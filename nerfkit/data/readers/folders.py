@@ -19,7 +19,7 @@ IMAGE_FOLDERS = ("images", "images_2", "images_4", "images_8")  # the original, 
 MASKS = "masks"
 
 
-def list_images(folder: Path) -> list[str]:
+def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> list[str]:
     """Names of the images below `folder`, / between folders, sorted; hidden files and folders are left out."""
     names: list[str] = []
     seen: set[tuple[int, int]] = set()  # folders, which links may lead back to
@@ -30,7 +30,7 @@ def list_images(folder: Path) -> list[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".")]
-        images = (name for name in files if os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS)
+        images = (name for name in files if os.path.splitext(name)[1].lower() in extensions)
         names += [posixpath.normpath(f"{inner}/{name}") for name in images if not name.startswith(".")]
     return sorted(names)
 
@@ -45,6 +45,11 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+def first_there(folder: Path, names: Iterable[str]) -> Path | None:
+    """The first file or folder of some that is there."""
+    return next((folder / name for name in names if os.path.lexists(folder / name)), None)
 
 
 def native(name: str, where: str) -> str:
@@ -64,6 +69,18 @@ def nearest_of(
     near = {file: found for file in missing if (found := find(file)) is not None}
     counts = Counter([*others, *near.values()])
     return {file: found for file, found in near.items() if counts[found] == 1}
+
+
+def as_named(file: Path) -> Path | None:
+    """A file, if it is there."""
+    return file if os.path.exists(file) else None  # which raises nothing, however long the name
+
+
+def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
+    """A note if of `count` images some are taken that have other names."""
+    first = [f"{shown(file)} is {shown(found)}" for file, found in near.items()][:1]
+    others = f"{len(near)} of {count} images are there under other names, and are taken"
+    return [f"{others} (the first: {name})" for name in first]
 
 
 def places_of(folder: Path) -> list[Path]:

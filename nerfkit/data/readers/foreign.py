@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of poses by programs whose formats are not read, so that poses are not looked for where they are known."""
+"""Files of poses by programs whose formats are not read, named before poses are found anew."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from nerfkit.errors import SceneError
@@ -15,38 +16,25 @@ TO_JSON = "write poses (camera to world, OpenGL axes) and lens into a transforms
 FORMATS = (  # names in the folder or one within it, what such a file starts with, program, and the way in
     ("*.xml", r"<document[^>]*>\s*<chunk", "Metashape", "export them for COLMAP, or use ns-process-data metashape"),
     ("*.csv", r"^#?name,x,y,", "RealityCapture", "export them for COLMAP, or use ns-process-data realitycapture"),
-    ("*.sfm", r'"(views|poses)"', "Meshroom", "add the node ExportColmap"),
-    ("sfm.json", r'"(views|poses)"', "Meshroom", "add the node ExportColmap"),
     ("sfm_data.json", r'"(views|extrinsics)"', "openMVG", "run openMVG_main_openMVG2Colmap"),
+    ("*sfm*", r'"(views|poses)"', "Meshroom", "add the node ExportColmap"),
     ("reconstruction.json", r'"(shots|cameras)"', "OpenSfM", "run opensfm export_colmap"),
     ("bundle*.out", r"# Bundle file", "Bundler", TO_JSON),
     ("*.nvm", r"NVM_V3", "VisualSFM", TO_JSON),
-    ("*.txt", r"tx ty tz qx qy qz qw", "the TUM benchmark", f"they lack the lens: {TO_JSON}"),
+    ("*.txt", r"tx ty tz qx qy qz qw", "the TUM benchmark", f"{TO_JSON}, which they lack"),
     ("*_cam.txt", r"extrinsic", "MVSNet", TO_JSON),
     ("meta_data.json", r'"(camtoworld|worldtogt)"', "SDFStudio", TO_JSON),
     ("cameras.json", r'"img_name"', "Gaussian Splatting", "give the scene of which its cfg_args speaks"),
 )  # fmt: skip
-MAY_HOLD_POSES = re.compile(
-    r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|csv|txt|npz|npy|yml|yaml|log|out)", re.I
-)
+MAY_HOLD = re.compile(r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|csv|txt|np[zy]|ya?ml|log|out)", re.I)
 
 
-def check_no_poses(folder: Path) -> None:
-    """Raise SceneError, with the way in, for a folder with poses that would have to be found anew."""
+def poses_beside(folder: Path) -> str:
+    """What is lost if the poses of photographs in a folder are found anew, and the way to keep it; or nothing."""
     for pattern, start, program, way in FORMATS:
         for file in sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")])[:3]:
-            try:
-                with open_regular(file, FILE_LIMIT, "file", SceneError) as opened:
-                    content = opened.read(START)
-            except (SceneError, OSError):
-                continue
-            if re.search(start, content.decode("utf-8", "replace"), re.I | re.M):
-                raise SceneError(
-                    f"data.path: {shown(file)} holds poses of {program}, which are not read; {way}; or move the file "
-                    "away to have poses found anew"
-                )
-
-
-def others_with_poses(folder: Path) -> list[str]:
-    """Names of files that may hold poses in no format that is known."""
-    return sorted(file.name for file in folder.iterdir() if MAY_HOLD_POSES.fullmatch(file.name))
+            with suppress(SceneError, OSError), open_regular(file, FILE_LIMIT, "file", SceneError) as opened:
+                if re.search(start, opened.read(START).decode("utf-8", "replace"), re.I | re.M):
+                    return f"{shown(file)} holds poses and scale of {program}, which are not read; to keep them, {way}"
+    names = sorted(file.name for file in folder.glob("*") if MAY_HOLD.fullmatch(file.name))
+    return f"{shown(', '.join(names))} may hold poses, but of no format that is read" if names else ""

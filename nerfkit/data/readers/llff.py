@@ -8,7 +8,6 @@ images; then the nearest and the farthest depth. The images may be reduced ones:
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from pathlib import Path
@@ -18,14 +17,14 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, check_rotation, notes_of
 from nerfkit.data.readers.folders import find_masks, is_folder, list_images
+from nerfkit.data.readers.small_formats import read_arrays
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
-from nerfkit.reading import read_regular, shown
+from nerfkit.reading import shown
 
 NEEDS = "poses_bounds.npy"
 COLUMNS = 17
-FILE_LIMIT = 2**28  # bytes
-IMAGES, REDUCED = "images", re.compile(r"images_([1-9]\d{0,3})")
+IMAGES = re.compile(r"images(?:_([1-9]\d{0,3}))?")
 
 
 def recognises(folder: Path) -> bool:
@@ -59,15 +58,9 @@ def read(folder: Path) -> Capture:
 
 def _read_table(file: Path) -> np.ndarray:
     """The array [N, 17] float64 of the file, N at least 1; nothing is unpickled."""
-    content = read_regular(file, FILE_LIMIT, "LLFF file", SceneError)
-    try:
-        table = np.load(io.BytesIO(content), allow_pickle=False)
-    except Exception as problem:  # a header is a Python literal: what may go wrong in it has many classes
-        reason = shown(" ".join(str(problem).split()), 100)
-        raise SceneError(f"{shown(file)} is not a NumPy array file, or is cut or damaged: {reason}") from None
-    if not isinstance(table, np.ndarray) or table.dtype.kind != "f" or table.dtype.itemsize not in (4, 8):
-        got = shown(str(getattr(table, "dtype", "several arrays")), 60)
-        raise SceneError(f"{shown(file)} must hold an array of float64, got {got}")
+    table = read_arrays(file, np.asarray)
+    if table.dtype.kind != "f" or table.dtype.itemsize not in (4, 8):
+        raise SceneError(f"{shown(file)} must hold an array of float64, got {shown(str(table.dtype), 60)}")
     if table.ndim != 2 or table.shape[1] != COLUMNS or not len(table):
         raise SceneError(f"{shown(file)} must hold an array [N, {COLUMNS}], N above 0, got {table.shape}")
     good = np.abs(table) <= COORDINATE_LIMIT  # NaN is not
@@ -100,13 +93,9 @@ def _camera(row: np.ndarray, where: str) -> tuple[np.ndarray, Lens, tuple[float,
 
 def _find_images(folder: Path) -> tuple[Path, list[str]]:
     """The folder images or, if there is none, the least reduced one, which a note names."""
-    if is_folder(folder / IMAGES):
-        return folder / IMAGES, []
-    try:
-        found = [(int(match[1]), path) for path in folder.iterdir() if (match := REDUCED.fullmatch(path.name))]
-    except OSError as problem:
-        raise SceneError(f"cannot list {shown(folder)}: {problem.strerror}") from None
-    found = sorted((factor, path) for factor, path in found if is_folder(path))
+    matches = [(match, path) for path in folder.glob("images*") if (match := IMAGES.fullmatch(path.name))]
+    found = [(int(match[1] or 0), path) for match, path in matches if is_folder(path)]
     if not found:
-        raise SceneError(f"{shown(folder)}: there is no folder {IMAGES} and none like {IMAGES}_4 with the images")
-    return found[0][1], [f"images are taken from {found[0][1].name}"]
+        raise SceneError(f"{shown(folder)}: there is no folder images and none like images_4 with the images")
+    factor, place = min(found)
+    return place, [f"images are taken from {place.name}"] if factor else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, notes_of, rotations_of
 from nerfkit.data.images.pixels import image_header
-from nerfkit.data.readers.folders import is_folder, list_images
+from nerfkit.data.readers.folders import first_there, list_images
 from nerfkit.data.readers.transforms.cameras_json import pose_of
 from nerfkit.data.sfm.photographs import natural_key
 from nerfkit.errors import SceneError
@@ -21,38 +22,30 @@ from nerfkit.reading import read_json, read_regular, read_text_utf8, shown
 
 OPENGL = np.array([1.0, -1.0, -1.0, 1.0])  # of the columns of a pose in OpenCV's axes
 PHONE_UP = (0.0, 1.0, 0.0)  # of ARKit's world, whose cameras have OpenGL's axes
-CORRECTED = ("corrected_cameras", "cameras")  # of Polycam's keyframes, the better first
+CORRECTED = ("keyframes/corrected_cameras", "keyframes/cameras")  # of Polycam, the better first
 POLYCAM = ("fx", "fy", "cx", "cy", "width", "height", *(f"t_{row}{column}" for row in range(3) for column in range(4)))
 INTRINSICS = ("intrinsics.txt", "intrinsic/intrinsic_color.txt", "intrinsics_color.txt")
 NPZ = ("cameras.npz", "cameras_sphere.npz", "cameras_large.npz")  # of one world; they differ in the sphere around it
-NPZ_LIMIT = 2**28  # bytes
+ARRAYS_LIMIT = 2**28  # bytes
 SKEW, FOCAL = 1e-3, 10.0  # of a camera: at most, of the focal length; at least [pixels]
-
-
-def is_polycam(folder: Path) -> bool:
-    return any(is_folder(folder / "keyframes" / name) for name in CORRECTED)
 
 
 def read_polycam(folder: Path) -> Capture:
     """A JSON file for each image."""
-    inner, images = folder / "keyframes", []
-    pictures = {image.stem: image for image in _images_in(inner, "corrected_images", "images")}
-    for file in sorted(next(inner / name for name in CORRECTED if is_folder(inner / name)).glob("*.json")):
-        values = _array(_values(file, *POLYCAM), shown(file), len(POLYCAM))
-        image = pictures.get(file.stem, inner / "images" / f"{file.stem}.jpg")
+    images, pictures = [], _images_in(folder, "keyframes/corrected_images", "keyframes/images")
+    by_stem = {image.stem: image for image in pictures}
+    for file in sorted(first_there(folder, CORRECTED).glob("*.json")):
+        values = numbers(_values(file, *POLYCAM), shown(file), len(POLYCAM))
+        image = by_stem.get(file.stem, folder / "keyframes/images" / f"{file.stem}.jpg")
         images.append(_posed(folder, image, values[6:].reshape(3, 4), values[:4], shown(file), values[4:6]))
     return _capture(folder, "polycam", images, up=PHONE_UP)
-
-
-def is_record3d(folder: Path) -> bool:
-    return os.path.lexists(folder / "metadata.json") and is_folder(folder / "rgb")
 
 
 def read_record3d(folder: Path) -> Capture:
     """Poses x y z w and position, of rgb/0, 1, 2, ...; K is listed column by column."""
     file, pictures = folder / "metadata.json", _images_in(folder, "rgb")
     k, poses, *size = _values(file, "K", "poses", "w", "h")
-    poses, k = _array(poses, f"{shown(file)}: 'poses'", len(pictures), 7), _array(k, f"{shown(file)}: 'K'", 9)
+    poses, k = numbers(poses, f"{shown(file)}: 'poses'", len(pictures), 7), numbers(k, f"{shown(file)}: 'K'", 9)
     if not (np.linalg.norm(poses[:, :4], axis=1) > 1e-6).all():
         raise SceneError(f"{shown(file)}: 'poses' holds a quaternion of no length")
     matrices = np.concatenate([rotations_of(poses[:, [3, 0, 1, 2]]), poses[:, 4:, None]], axis=2)
@@ -63,14 +56,10 @@ def read_record3d(folder: Path) -> Capture:
     return _capture(folder, "record3d", images, up=PHONE_UP)
 
 
-def is_nsvf(folder: Path) -> bool:
-    return is_folder(folder / "pose") and any(os.path.lexists(folder / name) for name in INTRINSICS)
-
-
 def read_nsvf(folder: Path) -> Capture:
     """A pose in OpenCV axes for each image, -inf where ScanNet has lost track; names 0_, 1_, 2_ are NSVF's splits."""
-    file = next(folder / name for name in INTRINSICS if os.path.lexists(folder / name))
-    lines, side, is_inverse = _numbers(file), None, False
+    file = first_there(folder, INTRINSICS)
+    lines, side, is_inverse = _lines(file), None, False
     if len(lines) in (3, 4) and {len(line) for line in lines} <= {3, 4}:  # a matrix
         values = [lines[0][0], lines[1][1], lines[0][2], lines[1][2]]
     elif len(lines) > 3 and len(lines[0]) > 2 and 2 in map(len, lines):  # f cx cy, ..., height and width, is inverse
@@ -81,36 +70,27 @@ def read_nsvf(folder: Path) -> Capture:
     images, lost, splits = [], [], {}
     for image in _images_in(folder, "rgb", "color", "images", "image"):
         where = folder / "pose" / f"{image.stem}.txt"
-        pose = np.array(sum(_numbers(where), [])) if os.path.lexists(where) else np.full(16, np.inf)
+        pose = np.array(sum(_lines(where), [])) if os.path.lexists(where) else np.full(16, np.inf)
         if not np.isfinite(pose).all():
             lost.append(image.name)
             continue
-        pose = _array(pose, f"{shown(where)}: the pose", 16).reshape(4, 4)
+        pose = numbers(pose, f"{shown(where)}: the pose", 16).reshape(4, 4)
         pose = np.linalg.inv(pose) if is_inverse and np.linalg.det(pose) else pose
-        images.append(_posed(folder, image, pose * OPENGL, values, shown(where), values_of_side=side))
+        images.append(_posed(folder, image, pose * OPENGL, values, shown(where), side=side))
         splits.setdefault(image.name[:2], []).append(images[-1].name)
     notes = [f"{len(lost)} of {len(lost) + len(images)} images have no pose (first: {shown(lost[0])})"] if lost else []
     names = {"0_": "train", "1_": "val" if "2_" in splits else "test", "2_": "test"}
-    splits = (
-        {names[start]: of for start, of in splits.items()} if "0_" in splits and splits.keys() <= names.keys() else {}
-    )
+    are_splits = "0_" in splits and splits.keys() <= names.keys()
+    splits = {names[start]: of for start, of in splits.items()} if are_splits else {}
     return _capture(folder, "nsvf", images, splits=splits, notes=notes_of(*notes))
-
-
-def is_idr(folder: Path) -> bool:
-    return any(os.path.lexists(folder / name) for name in NPZ)
 
 
 def read_idr(folder: Path) -> Capture:
     """world_mat_N projects the world to pixels of the N-th image."""
-    file = next(folder / name for name in NPZ if os.path.lexists(folder / name))
-    content = io.BytesIO(read_regular(file, NPZ_LIMIT, "camera file", SceneError))
-    try:
-        matrices = dict(np.load(content, allow_pickle=False))
-    except Exception as problem:  # zip, header and arrays may be damaged in many ways
-        raise SceneError(f"{shown(file)} is no NumPy archive, or is damaged: {shown(str(problem), 100)}") from None
+    file = first_there(folder, NPZ)
+    matrices = read_arrays(file, dict)
     pictures = _images_in(folder, "image", "images", "rgb")
-    masks = _images_in(folder, "mask") if is_folder(folder / "mask") else []
+    masks = _images_in(folder, "mask") if first_there(folder, ["mask"]) else []
     notes = [f"{len(masks)} masks of the folder mask, black is ignored"] if masks else []
     if len(masks) != len(pictures):
         notes, masks = [f"{note}: not as many as images, not used" for note in notes], [None] * len(pictures)
@@ -119,7 +99,7 @@ def read_idr(folder: Path) -> Capture:
     images = []
     for index, (image, mask) in enumerate(zip(pictures, masks, strict=True)):
         where = f"{shown(file)}: world_mat_{index}"
-        values, pose = _of_projection(_array(matrices.get(f"world_mat_{index}"), where, 4, 4)[:3], where)
+        values, pose = _of_projection(numbers(matrices.get(f"world_mat_{index}"), where, 4, 4)[:3], where)
         images.append(_posed(folder, image, pose * OPENGL, values, where, mask=mask))
     return _capture(folder, "idr", images, notes=notes_of(*notes))
 
@@ -140,7 +120,7 @@ def _of_projection(projection: np.ndarray, where: str) -> tuple[np.ndarray, np.n
 
 def _images_in(folder: Path, *names: str) -> list[Path]:
     """The images in the first of the folders that is there, 2 before 10; raises SceneError without one."""
-    found = next((folder / name for name in names if is_folder(folder / name)), None)
+    found = first_there(folder, names)
     if found is None:
         raise SceneError(f"{shown(folder)}: there is no folder {' or '.join(names)} with the images")
     return [found / name for name in sorted(list_images(found), key=natural_key) if "/" not in name]
@@ -154,7 +134,7 @@ def _values(file: Path, *keys: str) -> list[Any]:
     return [content[key] for key in keys]
 
 
-def _numbers(file: Path) -> list[list[float]]:
+def _lines(file: Path) -> list[list[float]]:
     """The numbers of every line of a text file that is not empty."""
     lines = read_text_utf8(file, SceneError, "camera file").splitlines()
     try:
@@ -163,7 +143,17 @@ def _numbers(file: Path) -> list[list[float]]:
         raise SceneError(f"{shown(file)} must hold numbers alone: {shown(str(error))}") from None
 
 
-def _array(values: Any, where: str, *shape: int) -> np.ndarray:
+def read_arrays(file: Path, kind: Callable[[Any], Any]) -> Any:
+    """The array, or the dictionary of arrays, of a NumPy file, as `kind` makes it; nothing is unpickled."""
+    content = read_regular(file, ARRAYS_LIMIT, "camera file", SceneError)
+    try:
+        return kind(np.load(io.BytesIO(content), allow_pickle=False))
+    except Exception as problem:  # a header is a Python literal: what may go wrong in it has many classes
+        reason = shown(" ".join(str(problem).split()), 100)
+        raise SceneError(f"{shown(file)} is not such a NumPy file, or is cut or damaged: {reason}") from None
+
+
+def numbers(values: Any, where: str, *shape: int) -> np.ndarray:
     """Finite numbers float64 of a shape; raises SceneError naming `where`."""
     try:
         array = np.array(values, dtype=np.float64)
@@ -176,15 +166,13 @@ def _array(values: Any, where: str, *shape: int) -> np.ndarray:
 
 def _posed(
     folder: Path, file: Path, pose: np.ndarray, values: Any, where: str, size: Any = None,
-    values_of_side: float | None = None, mask: Path | None = None,
+    side: float | None = None, mask: Path | None = None,
 ) -> PosedImage:  # fmt: skip
     """An image with `values` fx, fy, cx, cy, of its `size`, or else of a longer side, or else of the file's size, at a
     pose [3 or 4, 4] in OpenGL axes."""
     header = image_header(file) if size is None else None
-    width, height = (header.width, header.height) if header else map(int, _array(size, f"{where}: width, height", 2))
-    values = _array(values, f"{where}: fx, fy, cx, cy", 4) * (
-        max(width, height) / values_of_side if values_of_side else 1
-    )
+    width, height = (header.width, header.height) if header else map(int, numbers(size, f"{where}: width, height", 2))
+    values = numbers(values, f"{where}: fx, fy, cx, cy", 4) * (max(width, height) / side if side else 1)
     try:
         lens = Lens("PINHOLE", tuple(values.tolist()), width, height)
     except SceneError as error:

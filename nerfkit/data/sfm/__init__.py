@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
+from nerfkit.data.readers.folders import first_of
 from nerfkit.data.sfm.mapping import largest_model
 from nerfkit.data.sfm.photographs import Photograph, Report, find_photographs, image_folder
 from nerfkit.errors import SceneError, UserError
@@ -128,13 +129,13 @@ def _solve(images: Path, found: list[Photograph], is_video: bool, sparse: Path, 
     if 2 * len(registered) < len(found):
         is_one_lens = len({photo.lens for photo in found}) == 1
         raise SceneError(
-            f"{summary} in {shown(images)}, fewer than half; without a pose: {_some(missing)}. Take more, sharp and "
-            "with two thirds of overlap, or remove those that show something else. COLMAP itself has more to try:\n"
-            + _by_hand(sparse.parent.parent, images, is_video, is_one_lens)
+            f"{summary} in {shown(images)}, fewer than half; without a pose ({first_of(missing, LISTED)}). Take more, "
+            "sharp and with two thirds of overlap, or remove those that show something else. COLMAP itself has more to "
+            "try:\n" + _by_hand(sparse.parent.parent, images, is_video, is_one_lens)
         )
     report(f"{summary}, {model.num_points3D()} points, {model.compute_mean_reprojection_error():.2f} px")
     if missing:
-        report(f"without a pose: {_some(missing)}")
+        report(f"without a pose ({first_of(missing, LISTED)})")
     (sparse / "0").mkdir()
     model.write(sparse / "0")
 
@@ -157,9 +158,3 @@ def _by_hand(root: Path, images: Path, is_video: bool, is_one_lens: bool) -> str
     colmap {"sequential" if is_video else "exhaustive"}_matcher --database_path {database}
     mkdir -p {sparse}
     colmap mapper {both} --output_path {sparse} --Mapper.init_min_tri_angle 4 --Mapper.abs_pose_min_num_inliers 15"""
-
-
-def _some(names: list[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(shown(name) for name in names[:LISTED]) + more

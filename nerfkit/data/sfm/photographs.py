@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import os
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from nerfkit.data.images.pixels import FORMATS, image_header
+from nerfkit.data.readers.folders import list_images
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
@@ -58,28 +59,29 @@ def image_folder(folder: Path) -> Path:
 
 def find_photographs(folder: Path, report: Report) -> list[Photograph]:
     """Headers of the photographs in `folder` and its sub-folders, sorted naturally; raises SceneError if < 3."""
-    names, others = [], Counter()
-    for place, folders, files in os.walk(folder, onerror=_refuse):
-        left_out = [name for name in folders if name.startswith(".") or NOT_PHOTOGRAPHS.fullmatch(name)]
-        folders[:] = set(folders) - set(left_out)
-        for name in sorted(left_out):
-            if not name.startswith(".") and name != "sparse":
-                report(f"note: the folder {shown(Path(place) / name)} is not searched for photographs")
-        for file in (Path(place) / name for name in files if not name.startswith(".")):
-            if file.suffix.lower() in SUFFIXES:
-                names.append(file.relative_to(folder).as_posix())
-            elif file.suffix.lower() in OTHERS:
-                others[file.suffix.lower()] += 1
+    names, others, left_out = [], Counter(), {}
+    for name in list_images(folder, (*SUFFIXES, *OTHERS)):
+        suffix, places = posixpath.splitext(name)[1].lower(), name.split("/")[:-1]
+        if aside := next((depth for depth, place in enumerate(places, 1) if NOT_PHOTOGRAPHS.fullmatch(place)), 0):
+            left_out.setdefault("/".join(places[:aside]))
+        elif suffix in SUFFIXES:
+            names.append(name)
+        else:
+            others[suffix] += 1
+    for place in left_out:
+        report(f"note: the folder {shown(folder / place)} is not searched for photographs")
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
+    unread = f"files that are not read as photographs (convert them to JPEG or PNG): {kinds}"
     if others:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
-        report(f"note: files that are not read as photographs (convert them to JPEG or PNG): {kinds}")
+        report(f"note: {unread}")
     found = [read_header(folder, name) for name in sorted(names, key=natural_key)]
     maps = [photo.name for photo in found if photo.is_map]
     if 0 < len(maps) < len(found):
         found = [photo for photo in found if not photo.is_map]
         report(f"note: {len(maps)} masks or maps of depth are not used as photographs (the first: {shown(maps[0])})")
     if len(found) < 3:
-        raise SceneError(f"{shown(folder)} holds {len(found)} photographs, but camera poses need at least 3")
+        too_few = f"{shown(folder)} holds {len(found)} photographs, but camera poses need at least 3"
+        raise SceneError(f"data.path: {too_few}" + (f"; it has {unread}" if others else ""))
     if all(photo.lens[0] == 2 * photo.lens[1] for photo in found):
         report("note: the photographs are twice as wide as high: split panoramas into pinhole views first")
     return found
@@ -128,7 +130,3 @@ def read_header(folder: Path, name: str) -> Photograph:
         pass
     is_map = header.bits == 16 or MAPS.fullmatch(file.stem) is not None
     return Photograph(name, file.stat().st_size, tuple(lens), header.turn != 1, is_map)
-
-
-def _refuse(error: OSError) -> None:
-    raise SceneError(f"cannot read the folder {shown(error.filename)}: {error.strerror}") from None

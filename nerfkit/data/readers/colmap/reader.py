@@ -106,12 +106,11 @@ def _find_model(folder: Path) -> tuple[Path, list[str]]:
         raise SceneError(f"{shown(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or the folder itself")
     best, notes = first[0], []
     if len(first) > 1:
-        forms = {model: _form(model) for model in first}
-        counts = {model: len(_images(model, form)) if form else 0 for model, form in forms.items()}
+        counts = {model: len(_images(model, form)) if (form := _form(model)) else 0 for model in first}
         best = max(counts, key=counts.__getitem__)
-        rest = [f"{_short(model, folder)} {count}" for model, count in counts.items() if model != best]
-        what = f"{_short(best, folder)} is read, the one of {len(first)} models with most images ({counts[best]}; "
-        notes = [f"{what}{', '.join(rest[:5])}{', ...' * (len(rest) > 5)})"]
+        rest = first_of((f"{_short(model, folder)} {counts[model]}" for model in first if model != best), 5)
+        what = f"{_short(best, folder)} is read, the one of {len(first)} models with most images"
+        notes.append(f"{what} ({counts[best]}; {rest})")
     if others:
         listed = first_of(_short(model, folder) for models in others for model in models)
         notes.append(f"{_short(best, folder)} is read; there are also models in {listed}")
@@ -169,8 +168,7 @@ def read_model(folder: Path) -> Model:
             f"{shown(folder)}: a COLMAP model needs cameras and images files, both .bin or both .txt; "
             f"there is {', '.join(files_in(folder)) or 'none of its files'}"
         )
-    cameras = cameras_of(FORMS[form](folder / f"cameras{form}", "camera"))
-    images = _images(folder, form)
+    cameras, images = cameras_of(FORMS[form](folder / f"cameras{form}", "camera")), _images(folder, form)
     if not images:
         raise SceneError(f"{shown(folder / f'images{form}')} holds no images")
     _check_images(images, cameras)

@@ -11,7 +11,7 @@ import os
 import posixpath
 import struct
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ MODEL_NAMES = {number: name for name, (number, _) in MODELS.items()} | {n: name 
 SMALLEST = {"camera": 24, "image": 73, "point": 51}  # bytes of a record, at least
 OBSERVATION = 24  # bytes of a 2D point: x, y, its 3D point
 # Then a count of observations, 8 bytes, and of each an image id and an index, 4 bytes each.
+POSITION = struct.Struct("<3d")  # behind the id
 POINT = np.dtype([("id", "<u8"), ("position", "<f8", 3), ("color", "u1", 3), ("error", "<f8")])
 
 
@@ -57,12 +58,8 @@ class BinaryRecords:
 
     @property
     def place(self) -> str:
-        return self.place_of(self.index, self.start)
-
-    def place_of(self, index: int, start: int) -> str:
-        """File, record and byte of another record."""
-        record = f"{self.kind} record {index}" if index >= 0 else f"the number of {self.kind} records"
-        return f"{shown(self.path)}: {record} at byte {start}"
+        record = f"{self.kind} record {self.index}" if self.index >= 0 else f"the number of {self.kind} records"
+        return f"{shown(self.path)}: {record} at byte {self.start}"
 
     def bytes(self, wanted: int) -> bytes:
         content = self.file.read(min(wanted, self.size - self.at))
@@ -117,12 +114,11 @@ class BinaryRecords:
         heads, tracks, track_lengths = bytearray(), bytearray(), array("q")
         for _ in self:
             heads += self.bytes(POINT.itemsize)
+            check_position(POSITION.unpack_from(heads, len(heads) - POINT.itemsize + 8), self)
             track_lengths.append(self.count("observations", 8, "Q"))
             tracks += self.bytes(8 * track_lengths[-1])
         points, lengths = np.frombuffer(heads, POINT), np.array(track_lengths, np.int64)
         positions = points["position"].astype(np.float64)
-        starts = SMALLEST["point"] * np.arange(len(points)) + 8 * (1 + np.cumsum(lengths) - lengths)
-        check_positions(positions, lambda index: self.place_of(index, starts[index]))
         image_ids = np.frombuffer(tracks, "<u4")[::2].astype(np.int64)
         return Points(positions, points["color"].copy(), lengths, image_ids)
 
@@ -144,11 +140,7 @@ class TextRecords:
 
     @property
     def place(self) -> str:
-        return self.place_of(self.number)
-
-    def place_of(self, number: int) -> str:
-        """File and another line."""
-        return f"{shown(self.path)}: line {number}"
+        return f"{shown(self.path)}: line {self.number}"
 
     def next(self, what: str) -> bytes:
         value, *rest = self.rest.split(None, 1)[:2] or (b"",)
@@ -184,13 +176,13 @@ class TextRecords:
         values = line.split()
         if len(values) % 3 or not all(map(_is_number, values[-3:])):
             raise SceneError(
-                f"{self.place_of(number)}: must be the 2D points of the image on line {self.number}, three numbers "
-                f"each, or empty, but has {len(values)} values and ends in '{_shown(values[-1])}'"
+                f"{shown(self.path)}: line {number}: must be the 2D points of the image on line {self.number}, three "
+                f"numbers each, or empty, but has {len(values)} values and ends in '{_shown(values[-1])}'"
             )
 
     def points(self) -> Points:
         """Points, whose views are image ids."""
-        positions, colors, lengths, image_ids, numbers = array("d"), bytearray(), array("q"), array("I"), array("q")
+        positions, colors, lengths, image_ids = array("d"), bytearray(), array("q"), array("I")
         for _ in self:
             line, self.rest = self.rest, b""
             point_id, *values = line.split()
@@ -204,11 +196,10 @@ class TextRecords:
             except (ValueError, OverflowError):
                 wanted = "an id, x, y, z, red, green, blue up to 255, an error, and pairs of an image id and an index"
                 raise SceneError(f"{self.place}: a point has {wanted}, got '{_shown(line)}'") from None
+            check_position(positions[-3:], self)
             lengths.append(len(track) // 2)
             image_ids.extend(track[::2])
-            numbers.append(self.number)
         points = np.array(positions, np.float64).reshape(-1, 3)
-        check_positions(points, lambda index: self.place_of(numbers[index]))
         track_lengths, views = (np.array(values, np.int64) for values in (lengths, image_ids))
         return Points(points, np.array(colors, np.uint8).reshape(-1, 3), track_lengths, views)
 
@@ -284,10 +275,8 @@ def image_name(name: bytes, where: str) -> str:
     return text
 
 
-def check_positions(positions: np.ndarray, where: Callable[[int], str]) -> None:
-    """Raise SceneError for the first of the points [P, 3] that is nowhere; `where` names a record by its index."""
-    bad = ~(np.abs(positions) <= COORDINATE_LIMIT).all(axis=1)  # [P]; NaN is not
-    if bad.any():
-        index = int(bad.argmax())
+def check_position(position: Sequence[float], record: BinaryRecords | TextRecords) -> None:
+    """Raise SceneError for a point of a record that is nowhere."""
+    if not all(abs(value) <= COORDINATE_LIMIT for value in position):  # NaN is not
         limit = f"finite and at most {COORDINATE_LIMIT:g}"
-        raise SceneError(f"{where(index)}: the position must be {limit}, got {positions[index].tolist()}")
+        raise SceneError(f"{record.place}: the position must be {limit}, got {list(position)}")

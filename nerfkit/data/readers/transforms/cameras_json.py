@@ -32,20 +32,25 @@ from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.reading import shown
 
-ANGLES = {"x": {"camera_angle_x": 1.0, "x_fov": math.pi / 180}, "y": {"camera_angle_y": 1.0, "y_fov": math.pi / 180}}
-FOCAL, SIZE = ("fl_x", "fl_y", *ANGLES["x"], *ANGLES["y"]), ("w", "h")  # families of intrinsics
+FOCAL = {  # keys that mean a focal length along an axis, with the unit of those that are angles
+    axis: {f"fl_{axis}": None, f"camera_angle_{axis}": 1.0, f"{axis}_fov": math.pi / 180} for axis in ("x", "y")
+}
+FOCALS, SIZE = (*FOCAL["x"], *FOCAL["y"]), ("w", "h")  # families of intrinsics
 ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
 LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
 SCALES = {"applied_scale", "aabb_scale", "scale", "offset"}
 COEFFICIENT_LIMIT = 1e4
 RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
-CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", RADIAL4, "OPENCV_FISHEYE")
+NAMED_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE")
 UNDISTORT = "undistort the images to a pinhole camera first"
-REFUSED = {  # keys of what is no such lens, or no fixed one, with advice
+REFUSED = {  # keys of what is no such lens, or no fixed one, or changes the pixels, with advice
     **dict.fromkeys(("fisheye", "equirectangular", "latlong", "b1", "b2", "skew"), UNDISTORT),
     **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
     **dict.fromkeys(("ortho", "orthographic", "ortho_scale"), "give images of a perspective camera"),
+    "fisheye_crop_radius": "give masks of the pixels outside of the circle instead",
+    **dict.fromkeys(("white_transparent", "black_transparent"), "put the transparency into the images' alpha"),
+    "masks": "put the mask into the images' alpha, or remove the key",
     "rolling_shutter": "give images of a global shutter",
     **dict.fromkeys(("from_na", "from_mitsuba"), "convert the poses to OpenGL axes"),
     **dict.fromkeys(("transform_matrix_start", "transform_matrix_end"), "give one transform_matrix"),
@@ -61,8 +66,8 @@ INSTANT_NGP = {  # keys that only instant-ngp and its scripts write
     "n_extra_learnable_dims", "enable_depth_loading", "integer_depth_scale", "depth_path", "envmap",
 }  # fmt: skip
 KNOWN = {  # all that are used or refused, or say nothing of cameras and images
-    *NERFSTUDIO, *INSTANT_NGP, *FOCAL, *SIZE, "cx", "cy", *DISTORTION, *REFUSED, "frames", "file_path",
-    "transform_matrix", "up", "n_frames", "masks", "white_transparent", "black_transparent", "rotation", "lens", "fps",
+    *NERFSTUDIO, *INSTANT_NGP, *FOCALS, *SIZE, "cx", "cy", *DISTORTION, *REFUSED, "frames", "file_path",
+    "transform_matrix", "up", "n_frames", "rotation", "lens", "fps",
     "keyframes", "crop", "checkpoint_step", "checkpoint_seconds",
 }  # fmt: skip
 OF_FILE = KNOWN - {"frames"}  # that a file may give all of its frames
@@ -127,16 +132,15 @@ def unused_keys(content: dict[str, Any]) -> list[str]:
 def doubts_of_scales(content: dict[str, Any]) -> list[str]:
     """Lines on the keys of a file that scale or move the scene for another program, where these are no such numbers."""
     lines = []
-    for key in SCALES & content.keys():
+    for key in sorted(SCALES & content.keys()):
         numbers = content[key] if isinstance(content[key], list) and key == "offset" else [content[key]]
-        is_right = numbers and all(is_number(value) and abs(value) < math.inf for value in numbers)
-        if not is_right or (key != "offset" and numbers[0] <= 0):
-            wanted = "three numbers" if key == "offset" else "a number above 0"
+        least, wanted = (-math.inf, "three numbers") if key == "offset" else (0, "a number above 0")
+        if not numbers or not all(is_number(value) and least < value < math.inf for value in numbers):
             lines.append(
                 f"'{key}' should be {wanted}, got {shown(reprlib.repr(content[key]))}; poses are taken as they "
                 "stand: correct the key, or leave it out"
             )
-    return sorted(lines)
+    return lines
 
 
 def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
@@ -160,13 +164,10 @@ def pose_of(matrix: Any, where: str) -> np.ndarray:
         missing = ": it is missing" if matrix is None else ""
         raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}{missing}")
     for value in (value for row in matrix for value in row):
-        if not is_number(value):
-            raise SceneError(f"{where}: transform_matrix must hold numbers, got {reprlib.repr(value)}")
-        if not abs(value) <= COORDINATE_LIMIT:  # nor is NaN
-            others = "; if others are as large, subtract one point from all positions" if abs(value) < math.inf else ""
+        if not is_number(value) or not abs(value) <= COORDINATE_LIMIT:  # nor is NaN
             raise SceneError(
-                f"{where}: the values of transform_matrix must be finite and at most {COORDINATE_LIMIT:g}, got "
-                f"{reprlib.repr(value)}; leave the frame out{others}"
+                f"{where}: the values of transform_matrix must be finite numbers, at most {COORDINATE_LIMIT:g}, got "
+                f"{reprlib.repr(value)}; leave the frame out, or, if others are as large, subtract one point from all"
             )
     pose = np.array(matrix, dtype=np.float64)
     if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
@@ -189,7 +190,7 @@ def values_of_frame(content: dict[str, Any], frame: dict[str, Any], where: str) 
             f"{where}: the frame gives {', '.join(given)}, but {', '.join(inherited)} only the file; "
             "give the frame all coefficients of its lens"
         )
-    replaced = [key for family in (FOCAL, SIZE) if any(key in frame for key in family) for key in family]
+    replaced = [key for family in (FOCALS, SIZE) if any(key in frame for key in family) for key in family]
     return {key: content[key] for key in OF_FILE if key in content and key not in replaced} | frame
 
 
@@ -198,15 +199,8 @@ def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerf
     for key, advice in REFUSED.items():
         if is_set(values.get(key)):
             raise SceneError(f"{where}: '{key}' is not supported; {advice}")
-    named = _named_model(values, where)
     terms = {key: value for key, value in _coefficients(values, where).items() if value}
-    model = _model(named or "OPENCV", terms, where)
-    if model == RADIAL4 and named is None and not is_nerfstudio:
-        keys = " and ".join(f"'{key}'" for key in ("k3", "k4") if key in terms)
-        raise SceneError(
-            f"{where}: {keys} without 'camera_model' can mean several lenses; give camera_model OPENCV (powers 6 and "
-            "8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
-        )
+    model = _model(values, terms, where, is_nerfstudio)
     intrinsics = _intrinsics(values, where, width, height)
     if "fx" not in MODELS[model][1] and intrinsics["fx"] != intrinsics["fy"]:  # a model whose pixels are square
         model = "OPENCV" if terms else "PINHOLE"
@@ -219,58 +213,48 @@ def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerf
 
 def keys_of(lens: Lens, where: str) -> dict[str, Any]:
     """The keys that `lens_of` reads as `lens`; raises SceneError if there are none."""
-    if lens.model not in CAMERA_MODELS:
-        raise SceneError(f"{where}: camera model {lens.model} cannot be written; known: {', '.join(CAMERA_MODELS)}")
+    if lens.model not in (*NAMED_MODELS, RADIAL4):
+        raise SceneError(f"{where}: camera model {lens.model} cannot be written; known: {', '.join(NAMED_MODELS)}")
     (fl_x, fl_y), (cx, cy) = lens.focal, lens.center
     values = {"w": lens.width, "h": lens.height, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy}
     terms = {name: value for name, value in lens.named().items() if name in LISTED}
     return {"camera_model": "OPENCV" if lens.model == RADIAL4 else lens.model, **values, **terms}
 
 
-def _named_model(values: dict[str, Any], where: str) -> str | None:
-    """The camera model that the keys name, if they do."""
+def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfstudio: bool) -> str:
+    """The camera model that the keys name, or that the coefficients that are not zero are of."""
     named, is_fisheye = values.get("camera_model"), values.get("is_fisheye", False)
-    if not isinstance(is_fisheye, (bool, int)) or is_fisheye not in (False, True):
+    if is_fisheye not in (False, True):
         raise SceneError(f"{where}: 'is_fisheye' must be true or false, got {reprlib.repr(is_fisheye)}")
-    if named is None:
-        return "OPENCV_FISHEYE" if is_fisheye else None
-    if named not in CAMERA_MODELS or named == RADIAL4:
-        known = ", ".join(model for model in CAMERA_MODELS if model != RADIAL4)
-        raise SceneError(
-            f"{where}: camera_model {reprlib.repr(named)} is not supported; {UNDISTORT}, or give one of {known}"
-        )
-    return named
-
-
-def _model(named: str, terms: dict[str, float], where: str) -> str:
-    """The model of the coefficients that are not zero, given the one that is named."""
-    if named == "OPENCV" and terms.keys() & {"k3", "k4"}:
-        named = RADIAL4
-    own = [name for name in MODELS[named][1] if name in LISTED]
+    model = named if named is not None else "OPENCV_FISHEYE" if is_fisheye else "OPENCV"
+    if model not in NAMED_MODELS:
+        known = f"{UNDISTORT}, or give one of {', '.join(NAMED_MODELS)}"
+        raise SceneError(f"{where}: camera_model {reprlib.repr(named)} is not supported; {known}")
+    if model == "OPENCV" and (powers := [f"'{key}'" for key in ("k3", "k4") if key in terms]):
+        if named is None and not is_nerfstudio:
+            raise SceneError(
+                f"{where}: {' and '.join(powers)} without 'camera_model' can mean several lenses; give camera_model "
+                "OPENCV (powers 6 and 8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
+            )
+        model = RADIAL4
+    own = [name for name in MODELS[model][1] if name in LISTED]
     if unknown := [key for key in terms if key not in own]:
-        has = ", ".join(own) or "no coefficients"
-        raise SceneError(
-            f"{where}: lens distortion ({', '.join(unknown)}) is not of {named}, which has {has}; {UNDISTORT}"
-        )
-    return named if terms or named in ("SIMPLE_PINHOLE", "OPENCV_FISHEYE") else "PINHOLE"
+        of = f"{model}, which has {', '.join(own) or 'no coefficients'}"
+        raise SceneError(f"{where}: lens distortion ({', '.join(unknown)}) is not of {of}; {UNDISTORT}")
+    return model if terms or model in ("SIMPLE_PINHOLE", "OPENCV_FISHEYE") else "PINHOLE"
 
 
 def _coefficients(values: dict[str, Any], where: str) -> dict[str, float]:
     """Coefficients of distortion by key, from the list or one by one."""
-    limits = {"above": -COEFFICIENT_LIMIT, "below": COEFFICIENT_LIMIT}
-    terms = {key: number(values, key, where, **limits) for key in DISTORTION if key in values}
-    listed = values.get("distortion_params")
-    if listed is None:
-        return terms
-    if not isinstance(listed, list) or len(listed) != len(LISTED):
+    terms, listed = {key: values[key] for key in DISTORTION if key in values}, values.get("distortion_params")
+    if listed is not None and (not isinstance(listed, list) or len(listed) != len(LISTED)):
         wanted = f"a list of {len(LISTED)} numbers ({', '.join(LISTED)})"
         raise SceneError(f"{where}: 'distortion_params' must be {wanted}, got {reprlib.repr(listed)}")
-    for key, value in zip(LISTED, listed, strict=True):
-        named = f"distortion_params ({key})"
-        of_list = number({named: value}, named, where, **limits)
-        if terms.setdefault(key, of_list) != of_list:
-            raise SceneError(f"{where}: '{key}' is {terms[key]:g}, but 'distortion_params' has {of_list:g} for it")
-    return terms
+    for key, value in zip(LISTED, listed or (), strict=False):
+        if terms.setdefault(key, value) != value:
+            got = f"{reprlib.repr(terms[key])}, but 'distortion_params' has {reprlib.repr(value)} for it"
+            raise SceneError(f"{where}: '{key}' is {got}")
+    return {key: number(terms, key, where, -COEFFICIENT_LIMIT, COEFFICIENT_LIMIT) for key in terms}
 
 
 def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> dict[str, float]:
@@ -300,24 +284,25 @@ def beaten_angles(values: dict[str, Any], where: str, width: int, height: int) -
     fx, fy = (number(values, key, where, above=0) for key in ("fl_x", "fl_y"))
     if abs(fx - fy) > ANGLE_TOLERANCE * fx:
         return []
-    found = {**_by_angle(values, where, "x", width), **_by_angle(values, where, "y", height)}
+    found = _focal_lengths(values, where, "x", width) | _focal_lengths(values, where, "y", height)
     return [key for key, focal in found.items() if abs(focal - fx) > ANGLE_TOLERANCE * fx]
 
 
-def _by_angle(values: dict[str, Any], where: str, axis: str, side: int) -> dict[str, float]:
-    """Focal lengths [pixels] along an axis by the keys of angles that are there."""
+def _focal_lengths(values: dict[str, Any], where: str, axis: str, side: int) -> dict[str, float]:
+    """Focal lengths [pixels] along an axis with `side` pixels, by the keys that are there."""
     found = {}
-    for key, unit in ANGLES[axis].items():
-        if key in values:
+    for key, unit in FOCAL[axis].items():
+        if key in values and unit is None:
+            found[key] = number(values, key, where, above=0)
+        elif key in values:
             angle = unit * number(values, key, where, above=1e-6 / unit, below=math.pi / unit)
             found[key] = 0.5 * side / math.tan(0.5 * angle)
     return found
 
 
 def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | None:
-    """Focal length [pixels] along an axis with `side` pixels, by length or by angles of view, which have to agree."""
-    found = {key: number(values, key, where, above=0) for key in (f"fl_{axis}",) if key in values}
-    found |= _by_angle(values, where, axis, side)
+    """Focal length [pixels] along an axis with `side` pixels, of keys that have to agree."""
+    found = _focal_lengths(values, where, axis, side)
     first = next(iter(found), None)
     for key, focal in found.items():
         if abs(focal - found[first]) > ANGLE_TOLERANCE * found[first]:

@@ -15,22 +15,15 @@ from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
 EFFECTS = ("", "train", "val", "test", "left out")  # of keys on their frame; of several the last counts
-TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
-
-
-def _flag(if_true: str, if_false: str) -> dict[str, str]:
-    return {**dict.fromkeys(TRUE, if_true), **dict.fromkeys(FALSE, if_false)}
-
-
-RULES = {  # the effect of each value by the letters of the key
-    **dict.fromkeys(("exclude", "excluded", "ignore", "ignored", "skip", "disabled"), _flag("left out", "")),
-    **dict.fromkeys(("depthonly", "isdepthonly"), _flag("left out", "")),
-    **dict.fromkeys(("enabled", "isenabled", "use", "valid", "isvalid"), _flag("", "left out")),
-    **dict.fromkeys(("istest", "iseval"), _flag("test", "train")),
-    "isval": _flag("val", "train"),
-    "istrain": _flag("train", "test"),
-    "split": {**{split: split for split in SPLITS}, "training": "train", "validation": "val", "eval": "test"},
-}
+WORDS = ("true", "1", "1.0"), ("false", "0", "0.0")
+FLAGS = (  # letters of keys, and the effects of true and false
+    ("(is)?(excluded?|ignored?|skip|disabled|depthonly)", "left out", ""),
+    ("(is)?(enabled|use|valid)", "", "left out"),
+    ("is(test|eval)", "test", "train"),
+    ("isval", "val", "train"),
+    ("istrain", "train", "test"),
+)
+NAMED = {**{split: split for split in SPLITS}, "training": "train", "validation": "val", "eval": "test"}
 MOVES = ("time", "frametime", "timeid", "warpid")  # of scenes that do not stand still
 CHOOSES = re.compile(r"(^|_)(train|test|val|split|eval|exclude|ignore|skip|enable|disable|hold_?out)d?(_|$)", re.I)
 REMOVE = "remove the frames that should not count, and the key"
@@ -49,7 +42,7 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
     for key, given in of_frames.items():
         plain, place = re.sub("[^a-z]", "", key.lower()), f"{where}: '{shown(key, 40)}'"
         differ = len(set(map(repr, given.values()))) > 1
-        if rule := RULES.get(plain):
+        if rule := _rule(plain):
             del unused[key]
             for index, value in given.items():
                 if (effect := rule.get(str(value).lower())) is None:
@@ -80,6 +73,14 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
     if not kept:
         raise SceneError(f"{where}: all frames are left out, as their keys say")
     return {index: effect or "train" for index, effect in kept.items()} if any(kept.values()) else kept
+
+
+def _rule(plain: str) -> dict[str, str]:
+    """The effect of each value of a key, by its letters; nothing for a key that says nothing of its frame."""
+    if plain == "split":
+        return NAMED
+    effects = next(((true, false) for keys, true, false in FLAGS if re.fullmatch(keys, plain)), ())
+    return {word: effect for words, effect in zip(WORDS, effects, strict=False) for word in words}
 
 
 def _moves(value: Any, frame: dict[str, Any]) -> bool:

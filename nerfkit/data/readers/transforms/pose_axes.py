@@ -66,7 +66,8 @@ def _meets_better(rig: Rig) -> str | None:
         if there.focus is None or there.in_front < IN_FRONT or there.miss > NEAR_AXES:
             continue
         looks_away = rig.focus is not None and rig.miss < NEAR_AXES and rig.in_front < 1 - IN_FRONT
-        if looks_away and 2 * _spread(others) < _spread(rig.poses):  # from a ring outwards
+        apart, others_apart = (of[:, :, 3].std(axis=0).max() for of in (rig.poses, others))
+        if looks_away and 2 * others_apart < apart:  # from a ring outwards
             continue
         if rig.focus is None or rig.in_front < 0.5 or rig.miss > BETTER * there.miss:
             return (
@@ -74,11 +75,6 @@ def _meets_better(rig: Rig) -> str | None:
                 f"{there.in_front:.0%} have it in front, as they stand by {rig.miss:.2f} and {rig.in_front:.0%}"
             )
     return None
-
-
-def _spread(poses: np.ndarray) -> float:
-    """How far cameras are apart."""
-    return float(poses[:, :, 3].std(axis=0).max())
 
 
 def _points_seen(images: list[PosedImage], points: np.ndarray) -> tuple[int, int]:

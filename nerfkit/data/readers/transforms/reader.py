@@ -14,7 +14,7 @@ import posixpath
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,11 +51,6 @@ MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
 DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
-REFUSED = {  # keys that change the pixels, with advice
-    "fisheye_crop_radius": "give masks of the pixels outside of the circle instead",
-    **dict.fromkeys(("white_transparent", "black_transparent"), "put the transparency into the images' alpha"),
-    "masks": "put the mask into the images' alpha, or remove the key",
-}
 PARSED = 32  # bytes in memory for each byte of a JSON file, about
 Z_UP = (0.0, 0.0, 1.0)
 
@@ -73,27 +68,18 @@ class _Frame:
     split: str = ""  # if one of its keys says so
 
 
-def recognises(folder: Path) -> bool:
-    """Whether there is a transforms.json."""
-    return os.path.lexists(folder / MAIN)
-
-
-def is_synthetic(folder: Path) -> bool:
-    """Whether there is one of NeRF-synthetic's files."""
-    return any(os.path.lexists(folder / name) for name in SPLIT_FILES)
-
-
 def read(folder: Path) -> Capture:
     """The capture of transforms.json."""
-    file = folder / MAIN
-    content = _content(file)
+    file, notes = folder / MAIN, []
+    content = _content(file, notes)
     dialect, note = _dialect(content)
-    notes: list[str | Note] = [note]
+    notes.append(note)
     others = sorted(other.name for other in folder.glob("*.json") if other.name not in (MAIN, *SPLIT_FILES))
     if others:
         notes.append(f"{MAIN} is read, and no other JSON file: {shown(', '.join(others))}")
     frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
     _check_distinct(frames)
+    frames = _with_nearest(frames, folder, notes)
     masks, white_ignores, mask_notes = _find_masks(frames, folder)
     images = _images(frames, masks, dialect == "nerfstudio", notes)
     points, up = _points(content, file, notes), _up(content, file)
@@ -106,46 +92,37 @@ def read(folder: Path) -> Capture:
         up=up,
         splits=_splits(content, file, frames),
         white_ignores=white_ignores,
-        notes=notes_of(*notes, *mask_notes, *_doubts(content, file)),
+        notes=notes_of(*notes, *mask_notes),
     )
 
 
 def read_synthetic(folder: Path) -> Capture:
     """The capture of `transforms_{train,val,test}.json`, a split each; world z is up."""
-    contents = {folder / name: _content(folder / name) for name in SPLIT_FILES if os.path.lexists(folder / name)}
-    if (train := folder / "transforms_train.json") not in contents:
+    files, notes = [folder / name for name in SPLIT_FILES if os.path.lexists(folder / name)], []
+    if (train := folder / "transforms_train.json") not in files:
         raise SceneError(f"{shown(train)} is missing")
-    notes: list[str | Note] = []
-    frames = {file: _frames(content, file, notes) for file, content in contents.items()}
-    for listed in frames.values():
-        _check_distinct(listed)
-        for frame in listed:
-            if is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
-                raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
-    merged = _merged_splits(frames, notes)
+    frames = {file: _frames(_content(file, notes), file, notes) for file in files}
+    merged = _with_nearest(_merged_splits(frames, notes), folder, notes)
     images = _images(merged, [None] * len(merged), False, notes)
     notes += doubts_of_axes(shown(folder), images, None, Z_UP)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
     for frame in merged:
         if frame.split not in ("", (stated := SPLIT_FILES[frame.file.name])):
             raise SceneError(f"{frame.where}: its split is {frame.split}, but the file's {stated}; leave out one")
-    for file, content in contents.items():
-        notes += _doubts(content, file)
+        if is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
+            raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
 
 
-def _content(file: Path) -> dict[str, Any]:
+def _content(file: Path, notes: list[str | Note]) -> dict[str, Any]:
+    """What a file holds; `notes` get warnings of scales that are none."""
     needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
     if free is not None and needed > free:
         raise SceneError(f"{shown(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
     content = reading.read_json(file, SceneError, "scene file")
     frames_of(content, shown(file))
+    notes += as_warnings(f"{shown(file.name)}: {line}" for line in doubts_of_scales(content))
     return content
-
-
-def _doubts(content: dict[str, Any], file: Path) -> list[Note]:
-    """Warnings of scales that are none."""
-    return as_warnings(f"{shown(file.name)}: {line}" for line in doubts_of_scales(content))
 
 
 def _dialect(content: dict[str, Any]) -> tuple[str, str]:
@@ -162,7 +139,7 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
 
 def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> list[_Frame]:
     """The frames of a file that count, with the names and paths of their images."""
-    frames, missing, text = [], set(), shown(file)
+    frames, text = [], shown(file)
     for index, split in chosen(content, file.name, notes).items():
         own = content["frames"][index]
         where = f"{text}: frame {index}"
@@ -174,36 +151,36 @@ def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> lis
             raise SceneError(f"{where}: 'file_path' {shown(own['file_path'])} is a folder; name an image in it")
         name = own["file_path"].replace("\\", "/")
         frames.append(_Frame(own, content, file, where, name, there or path, split))
-        if there is None:
-            missing.add(path)
-    places = folders.places_of(file.parent)
+    return frames
+
+
+def _with_nearest(frames: list[_Frame], folder: Path, notes: list[str | Note]) -> list[_Frame]:
+    """The frames with images of other names in the place of those that are missing, of which there is a note."""
 
     def find(path: Path) -> Path | None:
-        return nearest(path, places, [re.split(r"[\\/]", str(candidate))[-1] for candidate in _candidates(path)])
+        names = [re.split(r"[\\/]", str(candidate))[-1] for candidate in _candidates(path)]
+        doubled = [f"{names[0]}{known}" for known in EXTENSIONS] + [names[0].removesuffix(path.suffix)]
+        return nearest(path, places, names + [name for name in doubled if name.lower().endswith(EXTENSIONS)])
 
-    near = folders.nearest_of(missing, {frame.path for frame in frames}, find)
+    places, paths = folders.places_of(folder), [frame.path for frame in frames]
+    near = folders.nearest_of((path for path in paths if not os.path.exists(path)), paths, find)
+    notes += folders.note_of_others(near, len(frames))
     return [replace(frame, path=near.get(frame.path, frame.path)) for frame in frames]
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Files that a frame may mean: as it is named, or with another extension, or with one more or less."""
-    text = str(path)
-    stem, extension = os.path.splitext(text)
-    longer = [text + known for known in EXTENSIONS]
-    if extension.lower() not in EXTENSIONS:
-        return [*map(Path, longer), path]
-    shorter = [stem] if stem.lower().endswith(EXTENSIONS) else []
-    return [path, *map(Path, [*(stem + known for known in EXTENSIONS), *longer, *shorter])]
+    """Files that a frame may mean: as it is named, or with another extension."""
+    stem, extension = os.path.splitext(path)
+    if extension.lower() in EXTENSIONS:
+        return [path, *(Path(stem + known) for known in EXTENSIONS)]
+    return [*(Path(f"{path}{known}") for known in EXTENSIONS), path]
 
 
 def _check_distinct(frames: list[_Frame]) -> None:
     """Raise SceneError if two frames have one image."""
     first: dict[str, _Frame] = {}
-    folders = {folder: os.path.realpath(folder) for folder in {frame.path.parent for frame in frames}}
     for frame in frames:
-        path = os.path.join(folders[frame.path.parent], frame.path.name)
-        before = first.setdefault(os.path.realpath(path) if os.path.islink(path) else path, frame)
-        if before is not frame:
+        if (before := first.setdefault(os.path.realpath(frame.path), frame)) is not frame:
             raise SceneError(
                 f"{before.where} and {frame.where} are both of image {shown(frame.path)}; leave out one of them"
             )
@@ -215,13 +192,10 @@ def _images(
     """The images of the frames, whose lenses are one object where they are equal."""
     images, lenses, beaten, angles = [], {}, 0, Counter()
     all_values = [values_of_frame(frame.content, frame.own, frame.where) for frame in frames]
-    headers = _headers(frame.path for frame, values in zip(frames, all_values, strict=True) if not values.keys() & SIZE)
-    other = next(iter(headers.values()), None)
-    for frame, values, mask in zip(frames, all_values, masks, strict=True):
-        for key, advice in REFUSED.items():
-            if is_set(values.get(key)):
-                raise SceneError(f"{frame.where}: '{key}' is not supported; {advice}")
-        header = headers.get(frame.path)
+    are_stated = [bool(values.keys() & SIZE) for values in all_values]
+    headers = [None if stated else _header(frame.path) for frame, stated in zip(frames, are_stated, strict=True)]
+    other = next(filter(None, headers), None)
+    for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):
         size = _size_of(frame, values, header or other)
         lens = lens_of(values, frame.where, *size, is_nerfstudio)
         angles.update(filter(None, [", ".join(beaten_angles(values, frame.where, *size))]))
@@ -245,48 +219,42 @@ def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], 
                 raise SceneError(f"{frame.where}: {shown(other)} is not supported; {advice}")
     beside = [frame.path.with_name(f"{DYNAMIC}{frame.path.stem}.png") for frame in frames]
     dynamic = [file if os.path.exists(file) else None for file in beside]
-    first = next(filter(None, dynamic), None)
+    first, notes = next(filter(None, dynamic), None), []
     if any(frame.own.get("mask_path") is not None for frame in frames):
         if first:
             raise SceneError(
                 f"{frames[0].where}: 'mask_path' (black is ignored) and {shown(first)} (white is ignored) are masks of "
                 "two kinds; leave one of them"
             )
-        named, notes = _named_masks(frames, folder)
-        return named, False, notes
-    if first:
-        return dynamic, True, [_masks_note(dynamic, f"named {DYNAMIC}NAME.png, white is ignored")]
-    inner = [_within(frame.path, folder) for frame in frames]
-    in_folder, notes = folders.find_masks(folder, inner)
-    found = [in_folder.get(name) for name in inner]
-    if in_folder:
-        notes = [_masks_note(found, f"of the folder {folders.MASKS}, black is ignored"), *notes]
-    return found, False, notes if in_folder else []
+        found, kind = _named_masks(frames, folder)
+    elif first:
+        found, kind = dynamic, f"named {DYNAMIC}NAME.png, white is ignored"
+    else:
+        inner = [_within(frame.path, folder) for frame in frames]
+        in_folder, notes = folders.find_masks(folder, inner)
+        found, kind = [in_folder.get(name) for name in inner], f"of the folder {folders.MASKS}, black is ignored"
+    if there := sum(file is not None for file in found):
+        notes = [f"{there} of {len(found)} images have masks {kind}", *notes]
+    return found, first is not None, notes
 
 
-def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], list[str]]:
-    """Files of `mask_path`, which all frames have to have, and notes."""
+def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], str]:
+    """Files of `mask_path`, which all frames have to have, and words for them."""
     for frame in frames:
         if frame.own.get("mask_path") is None:
             where = f"{frame.where}: key 'mask_path' is missing"
             raise SceneError(f"{where}, but other frames have one; give it to all or none")
     named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
-    there = {file for file in named if os.path.isfile(file)}
+    near = {file: file for file in named if os.path.isfile(file)}
     find = partial(nearest, folders=folders.places_of(folder))
-    near = {file: file for file in there} | folders.nearest_of(set(named) - there, there, find)
-    found = [near.get(file) for file in named]
-    missing = [file for file, there in zip(named, found, strict=True) if not there]
-    if not any(found):
+    near |= folders.nearest_of(set(named) - near.keys(), near, find)
+    if not near:
         raise SceneError(
             f"{frames[0].where}: 'mask_path' names {shown(named[0])}, but neither that nor any other frame's mask is "
             "there; put the masks where the file names them, or remove the key to use all pixels"
         )
-    note = _masks_note(found, "of mask_path, black is ignored")
-    return found, [note + (f"; missing, first: {shown(missing[0])}" if missing else "")]
-
-
-def _masks_note(found: list[Path | None], kind: str) -> str:
-    return f"{sum(file is not None for file in found)} of {len(found)} images have masks {kind}"
+    missing = [f"; missing, first: {shown(file)}" for file in named if file not in near][:1]
+    return [near.get(file) for file in named], "of mask_path, black is ignored" + "".join(missing)
 
 
 def _within(path: Path, folder: Path) -> str:
@@ -305,15 +273,10 @@ def _path_of(folder: Path, name: Any, key: str, where: str) -> Path:
     return Path(os.path.join(folder, folders.native(name.replace("\\", "/"), f"{where}: '{key}'")))
 
 
-def _headers(paths: Iterable[Path]) -> dict[Path, ImageHeader]:
-    """Headers of the images that are there and can be read: what is wrong with one is said when its pixels are."""
-    headers = {}
-    for path in filter(os.path.exists, paths):  # which raises nothing, however long the name
-        try:
-            headers[path] = image_header(path)
-        except SceneError:
-            pass
-    return headers
+def _header(path: Path) -> ImageHeader | None:
+    """An image's header, if it can be read: what is wrong with it is said when its pixels are."""
+    with suppress(SceneError):
+        return image_header(path)
 
 
 def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) -> tuple[int, int]:
@@ -335,13 +298,10 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
         return None
     path = _path_of(file.parent, name, "ply_file_path", shown(file))
     path = nearest(path, [file.parent]) or path
-    if not os.path.lexists(path):
-        notes.append(f"ply_file_path: {shown(path)} is missing, so there are no sparse points")
-        return None
     try:
         points = ply.read_points(path)
     except SceneError as error:
-        if path.suffix.lower() != ".ply":
+        if path.suffix.lower() != ".ply" and os.path.lexists(path):
             raise
         notes.append(f"there are no sparse points: {error}")
         return None
@@ -372,14 +332,11 @@ def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[s
         if names is None:
             continue
         splits[split] = []
-        for name in names if isinstance(names, list) else [names]:
-            if not isinstance(names, list) or not isinstance(name, str):
-                raise SceneError(f"{where} must be a list of names, got {reprlib.repr(name)}")
-            image = known.get(posixpath.normpath(name.replace("\\", "/")))
+        for name in names if isinstance(names, list) else [None]:
+            image = known.get(posixpath.normpath(name.replace("\\", "/"))) if isinstance(name, str) else None
             if image is None:
-                raise SceneError(f"{where} lists {shown(name)}, which is no file_path of a frame")
-            other = split_of.setdefault(image, split)
-            if other != split:
+                raise SceneError(f"{where} must be a list of file_path of frames, got {shown(repr(name or names))}")
+            if (other := split_of.setdefault(image, split)) != split:
                 both = f"{where} and '{other}_filenames' both list {shown(image)}"
                 raise SceneError(f"{both}; an image can be of one split only")
     if of_frames := {frame.name: frame.split for frame in frames if frame.split}:
@@ -399,7 +356,7 @@ def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) ->
         before = merged.setdefault(frame.name, frame)
         if before is frame:
             continue
-        if SPLIT_FILES[before.file.name] == "train":
+        if before.file == frame.file or SPLIT_FILES[before.file.name] == "train":
             raise SceneError(f"{before.where} and {frame.where} are both of {shown(frame.name)}; leave out one")
         one, other = ([of.own, *map(of.content.get, OF_FILE)] for of in (before, frame))
         if one != other:
