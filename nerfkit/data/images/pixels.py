@@ -97,7 +97,7 @@ def look_into(path: Path, wants_pixels: bool = False) -> tuple[ImageHeader | Non
             if not wants_pixels:
                 image.draft(image.mode, (image.width // 8, image.height // 8))
             _decode(image, path)
-            pixels = np.asarray(_thinned(image, header)) if wants_pixels else None
+            pixels = np.array(_thinned(image, header)) if wants_pixels else None
     except SceneError as error:
         return header, str(error), None
     return header, "", pixels
