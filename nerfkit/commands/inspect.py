@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -21,16 +20,16 @@ from tqdm import tqdm
 
 from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
-from nerfkit.data.assemble import CUT_OUT, check_cut_out, has_shape, scene_frame, split_names, turned_for
+from nerfkit.data.assemble import CUT_OUT, doubts_of_cut_out, has_shape, scene_frame, split_names, turned_for
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
-from nerfkit.data.images.pixels import ImageHeader, look_into, read_mask
-from nerfkit.data.judging import Judged, judge
+from nerfkit.data.images.pixels import look_into, read_mask
+from nerfkit.data.judging import judge
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import in_words
-from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, leaves_the_middle, sampled_pixels
+from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, leaves_the_middle
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.errors import SceneError
@@ -43,11 +42,14 @@ MAX_THREADS = 16
 READY = "ready to train"
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
+WRONG_SHAPES = (  # whether the image has that of its lens if it is turned, what it is, and what to do
+    (True, "on the side", "width and height are swapped; turn the pixels as the lens has them"),
+    (False, "of another shape than the lens", "were they cropped? Give the lens of the images as they are"),
+)
 FEW_IMAGES = 15  # for training, below which there is a remark
 DIRECTION_BYTES = 12  # three float32 for each pixel of each lens
 MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
 COLORS = {"train": "tab:blue", "test": "tab:orange", "val": "tab:green"}
-OTHER_COLOR = "tab:gray"
 SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"))  # axes across and up
 
 
@@ -71,68 +73,58 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
     """The page about a capture, whether it is ready to train, and what draws it."""
     cutout = data.masks == "cutout"
     candidates = [image for image in capture.images if image.found is not None]
-    sampled = {candidates[k].name for k in evenly(len(candidates), PICTURES)}
 
-    def look(image: PosedImage) -> tuple[ImageHeader | None, str, np.ndarray | None]:
-        return look_into(image.found, partial(turned_for, image.lens), image.name in sampled)
+    def on_disk(image: PosedImage, problem: str) -> OnDisk:
+        header = judged.headers.get(image.name)
+        ignored, is_around = None, False
+        if header is None:
+            return OnDisk(0, 0, problem=problem)
+        if image.mask is not None and not cutout:
+            try:
+                mask = read_mask(image.mask, (header.width, header.height), judged.masks) == capture.white_ignores
+            except SceneError as error:
+                return OnDisk(0, 0, problem=str(error))
+            ignored, is_around = float(mask.mean()), leaves_the_middle(mask)
+        width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
+        has_alpha = header.has_alpha or (cutout and image.mask is not None)
+        return OnDisk(width, height, has_alpha, ignored, is_around, problem)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-        looks = tqdm(pool.map(look, candidates), "images", len(candidates), unit="image", leave=False)
-        looks = dict(zip([image.name for image in candidates], looks, strict=True))
-        headers = {name: header for name, (header, _, _) in looks.items() if header is not None}
+        sampled = set(evenly(len(candidates), PICTURES))
+        is_sampled = [index in sampled for index in range(len(candidates))]
+        looks = pool.map(look_into, [image.found for image in candidates], is_sampled)
+        looks = list(tqdm(looks, "images", len(candidates), unit="image", leave=False))
+        pairs = zip(candidates, looks, strict=True)
+        headers = {image.name: turned_for(image.lens, header) for image, (header, *_) in pairs if header is not None}
         training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
         judged = judge(capture, headers, training, cutout)
-
-        def on_disk(image: PosedImage) -> OnDisk | None:
-            return of_file(image, looks[image.name][1], data, judged, capture.white_ignores) if image.found else None
-
-        found = list(pool.map(on_disk, capture.images))
-    pairs = [(image, file) for image, file in zip(capture.images, found, strict=True) if file is not None]
-    there = [image for image, file in pairs if file.width]
-    has_alpha = [file.has_alpha for _, file in pairs if file.width]
+        files = list(pool.map(on_disk, candidates, [problem for _, problem, _ in looks]))
     pictures = [
-        sampled_pixels(pixels.reshape(-1, pixels.shape[-1]))
-        for name, (header, _, pixels) in looks.items()
-        if pixels is not None and header.bits == judged.headers[name].bits
+        pixels.reshape(-1, 4)
+        for image, (header, _, pixels) in zip(candidates, looks, strict=True)
+        if pixels is not None and header.bits == judged.headers[image.name].bits
     ]
+    there = [image for image, file in zip(candidates, files, strict=True) if file.width]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     frame = scene_frame(capture, splits.get("train", []), judged, data.box)
-    broken = [(image, file.problem) for image, file in pairs if file.problem]
+    broken = [(image, file.problem) for image, file in zip(candidates, files, strict=True) if file.problem]
     doubts = [problem for _, problem in broken[:MAX_NAMES]]
     if others := [shown(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
         doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
-    doubts = doubts or doubts_of_pictures([p for p in pictures if p.shape == pictures[0].shape])
+    doubts = doubts or doubts_of_pictures(pictures)
     notes = []
     if cutout:
         notes.append(CUT_OUT)
-        try:
-            check_cut_out(there, has_alpha)
-        except SceneError as error:
-            doubts.append(str(error))
+        doubts += doubts_of_cut_out(there, judged.headers)
     if data.downscale != 1:
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
     capture = replace(capture, notes=notes_of(*capture.notes, *judged.notes, *notes))
+    remaining = iter(files)
+    found = [next(remaining) if image.found is not None else None for image in capture.images]
     inspection = Inspection(capture, frame, found, splits, rule)
     return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
-
-
-def of_file(image: PosedImage, problem: str, data: DataConfig, judged: Judged, white_ignores: bool) -> OnDisk:
-    """The file of an image, with the `problem` that it has, if any."""
-    header, cutout = judged.headers.get(image.name), data.masks == "cutout"
-    ignored, is_around = None, False
-    if header is None:
-        return OnDisk(0, 0, problem=problem)
-    if image.mask is not None and not cutout:
-        try:
-            mask = read_mask(image.mask, (header.width, header.height), judged.masks) == white_ignores  # [H, W]
-        except SceneError as error:
-            return OnDisk(0, 0, problem=str(error))
-        ignored, is_around = float(mask.mean()), leaves_the_middle(mask)
-    width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
-    has_alpha = header.has_alpha or (cutout and image.mask is not None)
-    return OnDisk(width, height, has_alpha, ignored, header.turn != 1, is_around, problem)
 
 
 @dataclass(frozen=True)
@@ -143,7 +135,6 @@ class OnDisk:
     height: int
     has_alpha: bool = False  # or is cut out by its mask
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
-    is_turned: bool = False  # by its EXIF orientation
     is_around: bool = False  # the mask ignores what is around the middle
     problem: str = ""  # why it cannot be read, or not whole
 
@@ -161,14 +152,13 @@ class Inspection:
     @property
     def there(self) -> list[tuple[PosedImage, OnDisk]]:
         """Images that have a readable file."""
-        return [
-            (image, file) for image, file in zip(self.capture.images, self.found, strict=True) if file and file.width
-        ]
+        pairs = zip(self.capture.images, self.found, strict=True)
+        return [(image, file) for image, file in pairs if file and file.width]
 
     @property
-    def missing(self) -> list[str]:
-        """Names of the images that have no file."""
-        return [image.name for image, file in zip(self.capture.images, self.found, strict=True) if file is None]
+    def missing(self) -> list[PosedImage]:
+        """Images that have no file."""
+        return [image for image, file in zip(self.capture.images, self.found, strict=True) if file is None]
 
     @property
     def ignored(self) -> list[float]:
@@ -199,15 +189,22 @@ class Inspection:
     def problems(self) -> list[str]:
         """What to change before training, most important first."""
         problems = texts(self.capture.notes, "warning")
-        if self.missing:
+        if missing := self.missing:
             what = "they are left out; take them from the file, or bring them back"
-            if 2 * len(self.missing) > len(self.found):
-                lacking = self.capture.images[[file is None for file in self.found].index(True)].file
-                what = f"more than half; is the folder of the images the right one?{beside(lacking)}"
-            problems.append(
-                f"{len(self.missing)} of {len(self.found)} images are missing ({_names(self.missing)}): {what}"
-            )
-        problems += [*self._shapes(), *self.frame.warnings()]
+            if 2 * len(missing) > len(self.found):
+                what = f"more than half; is the folder of the images the right one?{beside(missing[0].file)}"
+            names = _names([image.name for image in missing])
+            problems.append(f"{len(missing)} of {len(self.found)} images are missing ({names}): {what}")
+        for is_turned, what, why in WRONG_SHAPES:
+            names = [
+                image.name
+                for image, file in self.there
+                if not has_shape(image.lens, file.width, file.height)
+                and has_shape(image.lens, file.height, file.width) == is_turned
+            ]
+            if names:
+                problems.append(f"{_count(len(names), 'image')} {what} ({_names(names)}): {why}")
+        problems += self.frame.warnings()
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
             problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
@@ -231,10 +228,6 @@ class Inspection:
         if files:
             lines.append(f"sizes: {in_words([(file.width, file.height) for file in files])}")
         lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")
-        if turned := sum(file.is_turned for file in files):
-            lines.append(
-                f"turned by their EXIF orientation: {turned}, so that the poses have to be of the turned images"
-            )
         if self.ignored:
             color = "white" if self.capture.white_ignores else "black"
             lines.append(f"masks: {color} is ignored, {np.mean(self.ignored):.1%} of the pixels of images with a mask")
@@ -249,23 +242,9 @@ class Inspection:
         directions = DIRECTION_BYTES * table_size(list(lenses))
         return (
             f"about {_megabytes(pixels * channels + masked + directions)} in memory: images "
-            f"{_megabytes(pixels * channels)}, masks {_megabytes(masked)}, directions of {_count(len(lenses), 'lens')} "
-            f"{_megabytes(directions)}"
+            f"{_megabytes(pixels * channels)}, masks {_megabytes(masked)}, directions of "
+            f"{_count(len(lenses), 'lens', 'es')} {_megabytes(directions)}"
         )
-
-    def _shapes(self) -> list[str]:
-        """Images whose shape is not the lens's: turned, or another."""
-        turned, other = [], []
-        for image, file in self.there:
-            if not has_shape(image.lens, file.width, file.height):
-                (turned if has_shape(image.lens, file.height, file.width) else other).append(image.name)
-        advice = (
-            (turned, "on the side", "width and height are swapped; turn the pixels as the lens has them"),
-            (other, "of another shape than the lens", "were they cropped? Give the lens of the images as they are"),
-        )
-        return [
-            f"{_count(len(names), 'image')} {what} ({_names(names)}): {why}" for names, what, why in advice if names
-        ]
 
 
 def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
@@ -286,26 +265,23 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
         for label in sorted(set(labels), key=lambda label: (label != "train", label)):  # the fewer above the many
             arrows = *poses[labels == label][:, axis, 3].T, *ahead[labels == label][:, axis].T
             drawn = axes.quiver(*arrows, angles="xy", scale_units="xy", scale=1, width=0.003, zorder=2)
-            drawn.set(color=COLORS.get(label, OTHER_COLOR), label=_plain(label))
-        (left, bottom), (right, top) = frame.box[:, axis]
-        around = [left, right, right, left, left], [bottom, bottom, top, top, bottom]
+            drawn.set(color=COLORS.get(label, "tab:gray"), label=_plain(label))
+        around = frame.box[[0, 1, 1, 0, 0], across], frame.box[[0, 0, 1, 1, 0], upward]
         axes.plot(*around, "k--", linewidth=1, label="box", zorder=3)
-        end = 0.5 * frame.up[axis]  # half a model unit from the centre; seen from its end, a dot
-        axes.plot([0, end[0]], [0, end[1]], "-", color="tab:red", linewidth=2, label="center, up", zorder=4)
-        axes.plot(0, 0, "o", color="tab:red", markersize=4, zorder=4)
+        center, end = np.zeros(2), 0.5 * frame.up[axis]  # half a model unit away; seen from its end, a dot
+        style = {"color": "tab:red", "linewidth": 2, "marker": "o", "markersize": 4, "markevery": [0]}
+        axes.plot(*zip(center, end, strict=True), **style, label="center, up", zorder=4)
         axes.set(xlabel="xyz"[across], ylabel="xyz"[upward], title=title, aspect="equal")
         axes.set(xlim=(low[across], high[across]), ylim=(low[upward], high[upward]))
         axes.grid(alpha=0.3)
     handles, names = figure.axes[0].get_legend_handles_labels()
     legend = figure.legend(handles, names, loc="outside lower center", ncols=len(names))
-    for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
-        text.set_parse_math(False)
+    for handle in legend.legend_handles:
         handle.set_linewidth(2.5)
-    title = (
+    figure.suptitle(
         f"{_plain(capture.name)}: {frame.kind}, {len(images)} of {len(capture.images)} cameras; "
         f"1 model unit = {1 / frame.scale:.4g} input units"
     )
-    figure.suptitle(title, parse_math=False)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=100)
     return content.getvalue()
@@ -341,9 +317,8 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(shown(name, 60) for name in names[:MAX_NAMES]) + more
 
 
-def _count(count: int, what: str) -> str:
-    plural = {"lens": "lenses", "image": "images"}
-    return f"{count} {what if count == 1 else plural[what]}"
+def _count(count: int, what: str, plural: str = "s") -> str:
+    return f"{count} {what}{plural * (count != 1)}"
 
 
 def _megabytes(n_bytes: int) -> str:
@@ -351,5 +326,5 @@ def _megabytes(n_bytes: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that every font has."""
-    return shown(text, 80).encode("ascii", "replace").decode()
+    """Text that every font has, and none of it a formula."""
+    return shown(text, 80).encode("ascii", "replace").decode().replace("$", r"\$")

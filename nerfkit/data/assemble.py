@@ -20,9 +20,8 @@ from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
 from nerfkit.data.scene import Scene, Views
-from nerfkit.data.scene_transform.carving import with_its_box
 from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras, doubts_of_solve
-from nerfkit.data.scene_transform.find_frame import find_frame
+from nerfkit.data.scene_transform.find_frame import find_frame, with_its_box
 from nerfkit.data.scene_transform.frame import Frame, identity_frame
 from nerfkit.errors import SceneError
 from nerfkit.reading import nearest, shown
@@ -134,7 +133,8 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
     judged = judge(capture, headers, training, cutout)
     headers = judged.headers
     if cutout:
-        check_cut_out(images, [headers[image.name].has_alpha for image in images])
+        if lines := doubts_of_cut_out(images, headers):
+            raise SceneError(lines[0])
         notes.append(CUT_OUT)
     if frame is None:
         frame = scene_frame(capture, training, judged, data.box, unbounded)
@@ -151,12 +151,6 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
             masks if any(masks) else [], capture.white_ignores, cutout, judged.masks,
         )  # fmt: skip
-    turned = [name for name, header in headers.items() if header.turn != 1]
-    if turned:
-        notes.append(
-            f"{len(turned)} of {len(images)} images are turned by their EXIF orientation (the first: "
-            f"{shown(turned[0])}), so that the poses have to be of the turned images"
-        )
     return Scene(
         capture.name, capture.format, views, tuple(frame.up.tolist()), frame,
         notes_of(*capture.notes, *judged.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
@@ -167,29 +161,28 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
 def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     """The images that are on disk, and a note of those that are not; raises SceneError if most are missing."""
     there = [image for image in capture.images if image.found is not None]
-    missing = sorted(image.name for image in capture.images if image.found is None)
+    missing = [image for image in capture.images if image.found is None]
     if not missing:
         return there, []
-    n_images = len(capture.images)
-    names = ", ".join(map(shown, missing[:SHOWN_NAMES]))
-    note = f"{len(there)} of {n_images} listed images are there; {len(missing)} are missing, the first: {names}"
+    names = ", ".join(map(shown, sorted(image.name for image in missing)[:SHOWN_NAMES]))
+    note = (
+        f"{len(there)} of {len(capture.images)} listed images are there; {len(missing)} are missing, the first: {names}"
+    )
     trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
-    if 2 * len(there) < n_images and 2 * sum(image.name in trained for image in there) < len(trained):
-        lacking = next(image.file for image in capture.images if image.found is None)
-        raise SceneError(
-            f"data.path: {note}; put them where the files name them, or correct the files{beside(lacking)}"
-        )
+    if len(there) < len(missing) and 2 * sum(image.name in trained for image in there) < len(trained):
+        what = f"put them where the files name them, or correct the files{beside(missing[0].file)}"
+        raise SceneError(f"data.path: {note}; {what}")
     return there, [note]
 
 
-def check_cut_out(images: list[PosedImage], has_alpha: list[bool]) -> None:
-    """Raise SceneError if one of the images, each of which may have alpha, would keep its background."""
-    whole = [image for image, alpha in zip(images, has_alpha, strict=True) if image.mask is None and not alpha]
-    if whole:
-        raise SceneError(
-            f"data.masks is cutout, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "
-            f"{shown(whole[0].found or whole[0].file)}; give masks of all, or take the images away"
-        )
+def doubts_of_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) -> list[str]:
+    """A line if one of the images would keep its background."""
+    whole = [image for image in images if image.mask is None and not headers[image.name].has_alpha]
+    return [
+        f"data.masks is cutout, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "
+        f"{shown(image.found or image.file)}; give masks of all, or take the images away"
+        for image in whole[:1]
+    ]
 
 
 def scene_frame(
@@ -201,28 +194,25 @@ def scene_frame(
     """
     names = set(training)
     images = [image for image in capture.images if image.name in names]
-    if box is None and capture.format not in KEEPS_FILES_FRAME:
-        frame = with_its_box(find_frame(capture, training, judged.is_object), images, judged.silhouettes)
-    else:
+    is_of_files = box is not None or capture.format in KEEPS_FILES_FRAME
+    if is_of_files:
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
         frame = identity_frame(corners, capture.up or (0.0, 0.0, 1.0))
-        if box is None:
-            frame = with_its_box(frame, images, judged.silhouettes)
-            corners = frame.to_input(frame.box)
-        doubts = doubts_of_box(capture, images, corners, is_given=box is not None)
-        frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
-        if box is not None and unbounded:
-            found = find_frame(capture, training, judged.is_object)
-            near, far = found.near / found.scale, found.far / found.scale
-            text = (
-                f"outside of the box, as without one: kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' "
-                "units"
-            )
-            notes = notes_of(*frame.notes, text, *as_warnings(found.warnings()))
-            frame = replace(frame, kind=found.kind, near=near, far=far, notes=notes)
-    return replace(
-        frame, notes=(*frame.notes, *as_warnings(doubts_of_solve(capture) + doubts_of_cameras(images, frame)))
-    )
+    else:
+        frame = find_frame(capture, training, judged.is_object)
+    if box is None:
+        frame = with_its_box(frame, images, judged.silhouettes)
+    notes = [*frame.notes]
+    if is_of_files:
+        notes += as_warnings(doubts_of_box(capture, images, frame.to_input(frame.box), is_given=box is not None))
+    if box is not None and unbounded:
+        found = find_frame(capture, training, judged.is_object)
+        near, far = found.near / found.scale, found.far / found.scale
+        frame = replace(frame, kind=found.kind, near=near, far=far)
+        what = f"kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' units"
+        notes += [f"outside of the box, as without one: {what}", *as_warnings(found.warnings())]
+    notes += as_warnings([*doubts_of_solve(capture), *doubts_of_cameras(images, frame)])
+    return replace(frame, notes=notes_of(*notes))
 
 
 def turned_for(lens: Lens, header: ImageHeader) -> ImageHeader:

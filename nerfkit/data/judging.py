@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from nerfkit.data.capture import Capture, Note, PosedImage, as_warnings, notes_of
-from nerfkit.data.images.pixels import OPAQUE, ImageHeader, MaskKind, read_image, read_mask, stored_levels
+from nerfkit.data.images.pixels import OPAQUE, ImageHeader, MaskKind, read_mask, stored_levels, thinned_image
+from nerfkit.data.scene import threads_to_decode
 from nerfkit.data.scene_transform.rig import evenly
 from nerfkit.errors import SceneError
+from nerfkit.reading import shown
 
-SAMPLED, THREADS = 16, 4
+SAMPLED, THREADS = 16, 4  # files that are looked at, and how many of them at a time
 SIDE = 96  # cells of a silhouette, both ways
 BITS = (8, 10, 12, 14, 16)
 FEW_LEVELS = 127  # a largest level up to which masks hold labels, or 0 and 1
@@ -44,27 +46,42 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
 
     def look(image: PosedImage) -> tuple[np.ndarray, tuple[int, ...]]:
         """Silhouette; least and largest alpha, half-transparent pixels, and those too bright to be multiplied by it."""
-        header = headers[image.name]
-        pixels = np.empty((header.height, header.width, 4), dtype=np.uint8)
-        read_image(image.found, header, pixels)
+        pixels, lowest, highest = thinned_image(image.found, headers[image.name])
         alpha, brightest = pixels[..., 3], pixels[..., :3].max(-1)
         if cutout and image.mask:
-            alpha = alpha * (read_mask(image.mask, (header.width, header.height), kind) != capture.white_ignores)
+            alpha = alpha * (read_mask(image.mask, alpha.shape[::-1], kind) != capture.white_ignores)
+            lowest, highest = alpha.min(), alpha.max()
         rows, columns = (np.arange(SIDE) * side // SIDE for side in alpha.shape)
         cells = np.maximum.reduceat(np.maximum.reduceat(alpha, rows, axis=0), columns, axis=1)
         edges = (alpha > DIM) & (alpha < 255 - DIM) & (brightest > DIM)
-        return cells > 127, (alpha.min(), alpha.max(), edges.sum(), (brightest[edges] > alpha[edges] + 2.0).sum())
+        return cells > 127, (lowest, highest, edges.sum(), (brightest[edges] > alpha[edges] + 2.0).sum())
 
     images = [image for image in capture.images if image.name in headers]
-    kind, notes = _kind_of([image.mask for image in images if image.mask])
-    largest, _, has_more = _largest([i.found for i in images if headers[i.name].bits == BITS[-1]], 2 ** BITS[-2])
-    if has_more and (bits := _bits(largest)) < BITS[-1]:
-        headers = {name: header._replace(bits=min(header.bits, bits)) for name, header in headers.items()}
-        notes.append(f"gray images hold {bits} bits in 16: their largest level is {largest}")
+    masks, notes = [image.mask for image in images if image.mask], []
+    if turned := [name for name, header in headers.items() if header.turn != 1]:
+        notes.append(
+            f"turned by their EXIF orientation: {len(turned)} of {len(headers)} images (the first: "
+            f"{shown(turned[0])}), so that the poses have to be of the turned images"
+        )
+    n_threads = threads_to_decode(max((header.decoding_bytes for header in headers.values()), default=1), THREADS)
+    with ThreadPoolExecutor(max(1, n_threads)) as pool:
+        largest, of_alpha, _ = _largest(pool, masks, FEW_LEVELS)
+        notes += ["masks are the alpha of their files"] * bool(of_alpha)
+        if 0 < (of_alpha or largest) <= FEW_LEVELS:
+            kind = MaskKind(bool(of_alpha), 0)
+            notes.append(f"masks hold levels up to {of_alpha or largest} alone: all but 0 is white")
+        else:
+            kind = MaskKind(bool(of_alpha), 2 ** (_bits(of_alpha or largest) - 1) - 1)
+        gray = [image.found for image in images if headers[image.name].bits == BITS[-1]]
+        largest, _, has_more = _largest(pool, gray, 2 ** BITS[-2])
+        if has_more and (bits := _bits(largest)) < BITS[-1]:
+            headers = {name: header._replace(bits=min(header.bits, bits)) for name, header in headers.items()}
+            notes.append(f"gray images hold {bits} bits in 16: their largest level is {largest}")
+        names = set(training)
+        chosen = [i for i in images if i.name in names and (headers[i.name].has_alpha or (cutout and i.mask))]
+        found = _looks(pool, chosen, look)
     is_object = cutout or any(header.has_alpha for header in headers.values())
-    names = set(training)
-    chosen = [i for i in images if i.name in names and (headers[i.name].has_alpha or (cutout and i.mask))]
-    if found := _looks(chosen, look):
+    if found:
         lowest, highest, edges, brighter = np.array([counts for _, (_, counts) in found]).T
         if lowest.min() >= OPAQUE:
             headers = {name: header._replace(has_alpha=False) for name, header in headers.items()}
@@ -82,7 +99,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
     return Judged(headers, kind, silhouettes, is_object, notes_of(*notes))
 
 
-def _largest(files: Sequence[Path], enough: int) -> tuple[int, int, int]:
+def _largest(pool: ThreadPoolExecutor, files: Sequence[Path], enough: int) -> tuple[int, int, int]:
     """Of some files: the largest level, the largest alpha where it varies, and whether levels are more than 8 bits that
     were made 16. All are looked at where none is above `enough`."""
 
@@ -91,24 +108,17 @@ def _largest(files: Sequence[Path], enough: int) -> tuple[int, int, int]:
         varies = alpha is not None and alpha.min() < alpha.max()
         return int(levels.max()), int(alpha.max()) if varies else 0, int((levels % np.uint16(257)).any())
 
-    found = [one for _, one in _looks(files, look, lambda found: np.max(found) > enough)]
+    found = [one for _, one in _looks(pool, files, look, lambda found: np.max(found) > enough)]
     return tuple(map(int, np.max(found, axis=0))) if found else (0, 0, 0)
-
-
-def _kind_of(masks: Sequence[Path]) -> tuple[MaskKind, list[str]]:
-    """How masks are read, and notes where that is not by what is brighter than the middle of 8 bits."""
-    largest, of_alpha, _ = _largest(masks, FEW_LEVELS)
-    notes, largest = ["masks are the alpha of their files"] * bool(of_alpha), of_alpha or largest
-    if 0 < largest <= FEW_LEVELS:
-        return MaskKind(bool(of_alpha), 0), [*notes, f"masks hold levels up to {largest} alone: all but 0 is white"]
-    return MaskKind(bool(of_alpha), 2 ** (_bits(largest) - 1) - 1), notes
 
 
 def _bits(largest: int) -> int:
     return next(bits for bits in BITS if largest < 2**bits)
 
 
-def _looks(things: Sequence[Any], look: Callable, is_clear: Callable[[list], Any] = bool) -> list[tuple[Any, Any]]:
+def _looks(
+    pool: ThreadPoolExecutor, things: Sequence[Any], look: Callable, is_clear: Callable[[list], Any] = bool
+) -> list[tuple[Any, Any]]:
     """Some of `things` with what `look` returns of each, all of them where that of some is not clear; a file that
     cannot be read is left to whoever reads all."""
 
@@ -116,8 +126,7 @@ def _looks(things: Sequence[Any], look: Callable, is_clear: Callable[[list], Any
         with suppress(SceneError):
             return thing, look(thing)
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        found = list(filter(None, pool.map(try_to, [things[k] for k in evenly(len(things), SAMPLED)])))
-        if len(things) <= SAMPLED or (found and is_clear([one for _, one in found])):
-            return found
-        return list(filter(None, pool.map(try_to, things)))
+    found = list(filter(None, pool.map(try_to, [things[k] for k in evenly(len(things), SAMPLED)])))
+    if len(things) > SAMPLED and not (found and is_clear([one for _, one in found])):
+        found = list(filter(None, pool.map(try_to, things)))
+    return found

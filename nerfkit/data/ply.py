@@ -37,6 +37,15 @@ class _Element(NamedTuple):
     count: int
     fields: list[tuple[str, str]]  # name and numpy's type of every property; of a list, an empty type
 
+    def type(self, where: str) -> np.dtype:
+        """Of a thing in a binary file, whose properties have to be single numbers."""
+        names = [name for name, _ in self.fields]
+        if not all(kind for _, kind in self.fields):
+            raise SceneError(f"{where}: a list is not supported in element {shown(self.name)}; leave it out")
+        if len(set(names)) != len(names):
+            raise SceneError(f"{where}: a property of '{shown(self.name)}' is there twice: {shown(', '.join(names))}")
+        return np.dtype(self.fields)
+
 
 def read_points(file: Path) -> Points:
     """The points of a PLY file, of which no image is known; gray where it has no colors."""
@@ -50,14 +59,22 @@ def read_points(file: Path) -> Points:
     if index is None:
         raise SceneError(f"{where}: the element 'vertex' is missing")
     before, vertex = elements[:index], elements[index]
-    _check_fields(vertex, where)
-    if format == "ascii":
-        table = _ascii(content, start, sum(element.count for element in before), vertex, where)
+    kind, types = vertex.type(where), dict(vertex.fields)
+    names = POSITION + COLOR if types.keys() & set(COLOR) else POSITION
+    for name in names:
+        wanted, known = ("float or double", "<f4 <f8") if name in POSITION else ("uchar (0 to 255)", "u1")
+        if name not in types:
+            raise SceneError(f"{where}: the property '{name}' of 'vertex' is missing")
+        if types[name] not in known.split():
+            raise SceneError(f"{where}: the property '{name}' of 'vertex' must be {wanted}")
+    is_ascii = format == "ascii"
+    start += 0 if is_ascii else sum(element.count * element.type(where).itemsize for element in before)
+    shortest = 2 * len(types) if is_ascii else kind.itemsize  # bytes of a point, of which the last may lack its newline
+    if vertex.count * shortest > len(content) - start + is_ascii:
+        raise SceneError(f"{where} is truncated: {vertex.count} points do not fit into it")
+    if is_ascii:
+        table = _ascii(content[start:], sum(element.count for element in before), vertex, where)
     else:
-        start += sum(element.count * _type_of(element, where).itemsize for element in before)
-        kind = _type_of(vertex, where)
-        if start + vertex.count * kind.itemsize > len(content):
-            raise SceneError(f"{where} is truncated: {vertex.count} points of {kind.itemsize} bytes do not fit into it")
         table = np.frombuffer(content, kind, vertex.count, start)
     positions = np.stack([table[name].astype(np.float64) for name in POSITION], axis=1)  # [P, 3]
     bad = ~(np.abs(positions) <= COORDINATE_LIMIT).all(axis=1)  # NaN is not
@@ -66,7 +83,7 @@ def read_points(file: Path) -> Points:
         wanted = f"finite and at most {COORDINATE_LIMIT:g}"
         raise SceneError(f"{where}: vertex {point} is at {positions[point].tolist()}; positions must be {wanted}")
     colors = np.full((vertex.count, 3), GRAY, dtype=np.uint8)
-    if COLOR[0] in dict(vertex.fields):
+    if COLOR[0] in names:
         colors = np.stack([table[name] for name in COLOR], axis=1).astype(np.uint8)
     return Points(positions, colors, np.zeros(vertex.count, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
@@ -106,40 +123,15 @@ def _header(text: str, where: str) -> tuple[str, list[_Element]]:
     return format, elements
 
 
-def _check_fields(vertex: _Element, where: str) -> None:
-    """Refuse points without a position, or with colors of another type than nerfkit reads."""
-    types = dict(vertex.fields)
-    _type_of(vertex, where)
-    for name in (*POSITION, *COLOR) if types.keys() & set(COLOR) else POSITION:
-        wanted = "float or double" if name in POSITION else "uchar (0 to 255)"
-        if name not in types:
-            raise SceneError(f"{where}: the property '{name}' of 'vertex' is missing")
-        if types[name] not in (("<f4", "<f8") if name in POSITION else ("u1",)):
-            raise SceneError(f"{where}: the property '{name}' of 'vertex' must be {wanted}")
-
-
-def _type_of(element: _Element, where: str) -> np.dtype:
-    """The type of an element's things in a binary file, whose properties have to be single numbers."""
-    names = [name for name, _ in element.fields]
-    if not all(kind for _, kind in element.fields):
-        raise SceneError(f"{where}: a list is not supported in element {shown(element.name)}; leave it out")
-    if len(set(names)) != len(names):
-        raise SceneError(f"{where}: a property of '{shown(element.name)}' is there twice: {shown(', '.join(names))}")
-    return np.dtype(element.fields)
-
-
-def _ascii(content: bytes, start: int, skipped: int, vertex: _Element, where: str) -> dict[str, np.ndarray]:
-    """Columns [P] of the points by name, one point a line, from byte `start` and after some lines."""
+def _ascii(text: bytes, skipped: int, vertex: _Element, where: str) -> dict[str, np.ndarray]:
+    """Columns [P] of the points by name, one point a line, after some lines."""
     names = [name for name, _ in vertex.fields]
-    if vertex.count * 2 * len(names) > len(content) - start + 1:
-        raise SceneError(f"{where} is truncated: {vertex.count} points do not fit into it")
     if not vertex.count:
         return {name: np.zeros(0) for name in names}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a file without rows, which are counted below
-            text = io.BytesIO(content[start:])
-            rows = np.loadtxt(text, skiprows=skipped, max_rows=vertex.count, comments=None, ndmin=2)
+            rows = np.loadtxt(io.BytesIO(text), skiprows=skipped, max_rows=vertex.count, comments=None, ndmin=2)
     except ValueError as error:
         raise SceneError(f"{where}: a vertex is not a line of {len(names)} numbers ({shown(str(error))})") from None
     if rows.shape != (vertex.count, len(names)):

@@ -75,11 +75,17 @@ class Views:
         the masks leave nothing of any of them.
         """
         sizes = self.cameras.sizes()
-        n_threads, decoding = self._threads_to_decode(sizes)
+        decoding = self._bytes_to_decode(sizes)
+        n_threads = threads_to_decode(decoding, min(MAX_THREADS, len(self.files)), self.bytes())
+        if not n_threads:
+            raise SceneError(
+                f"the images need {self.bytes() / 2**30:.1f} GB, and {decoding / 2**30:.1f} GB more to decode one, but "
+                f"{free_memory() / 2**30:.1f} GB are free; raise data.downscale, or shrink the files"
+            )
         if report is not None:
             report(
                 f"loading {len(self.files)} images, {in_words(sizes)}: {self.bytes() / 2**20:.0f} MB in memory, "
-                f"and up to {decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
+                f"and up to {n_threads * decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
             )
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
@@ -109,23 +115,19 @@ class Views:
             )
         return ImagePool(pixels, first, tuple(sizes), ignored)
 
-    def _threads_to_decode(self, sizes: list[tuple[int, int]]) -> tuple[int, int]:
-        """How many threads may decode, and their memory; raises SceneError if not even one may."""
-        images, decoding = self.bytes(), 0
-        for header, (width, height) in zip(self.headers, sizes, strict=True):
-            resizing = RESIZING_BYTES * max(header.width * header.height, width * height)
-            same = (header.width, header.height) == (width, height)
-            decoding = max(decoding, header.decoding_bytes + (0 if same else resizing))
-        n_threads = min(os.cpu_count() or 1, MAX_THREADS, len(self.files))
-        free = free_memory()
-        if free is not None:
-            n_threads = min(n_threads, (free - images) // decoding)
-            if n_threads < 1:
-                raise SceneError(
-                    f"the images need {images / 2**30:.1f} GB, and {decoding / 2**30:.1f} GB more to decode one, but "
-                    f"{free / 2**30:.1f} GB are free; raise data.downscale, or shrink the files"
-                )
-        return n_threads, n_threads * decoding
+    def _bytes_to_decode(self, sizes: list[tuple[int, int]]) -> int:
+        """Memory that decoding takes of the image that takes most."""
+        decoding = [header.decoding_bytes for header in self.headers]
+        for view, (header, (width, height)) in enumerate(zip(self.headers, sizes, strict=True)):
+            if (header.width, header.height) != (width, height):
+                decoding[view] += RESIZING_BYTES * max(header.width * header.height, width * height)
+        return max(decoding)
+
+
+def threads_to_decode(n_bytes: int, most: int, kept: int = 0) -> int:
+    """How many of `most` threads that take some memory each may decode, beside what is `kept`; 0: not even one."""
+    most, free = min(os.cpu_count() or 1, most), free_memory()
+    return most if free is None else max(0, min(most, (free - kept) // n_bytes))
 
 
 def in_words(sizes: list[tuple[int, int]]) -> str:

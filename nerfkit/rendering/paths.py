@@ -154,7 +154,10 @@ def read_path(
     if path := _of_keyframes(content, shown(file), size, own_size, frame):
         return path.cameras()
     if isinstance(content, dict) and PATH_KEY in content:
-        cameras = _of_nerfstudio(content, shown(file), size, own_size, frame)
+        size = _size_of(content, shown(file), size, own_size)
+        where, fov = f"{shown(file)}: {PATH_KEY}", content.get("default_fov")
+        keys = _keyframes(content[PATH_KEY], where, "camera_to_world", frame, fov=fov)
+        cameras = pinholes([key.pose for key in keys], [key.fov for key in keys], size)
     else:
         given = own_size or size
         cameras = parse_cameras({"w": given[0], "h": given[1], **read_json(file)}, file, frame)
@@ -178,21 +181,6 @@ def _size_of(
         stated = {"w": content.get("render_width"), "h": content.get("render_height")}
         own_size = size_of(stated, f"{where}: render_width and render_height as w and h")
     return own_size or size
-
-
-def _of_nerfstudio(
-    content: dict[str, Any], where: str, size: tuple[int, int], own_size: tuple[int, int] | None, frame: Frame | None
-) -> Cameras:
-    size = _size_of(content, where, size, own_size)
-    poses, fovs = [], []
-    for index, entry in enumerate(frames_of({"frames": content[PATH_KEY]}, where)):
-        place, matrix = f"{where}: {PATH_KEY} {index}", entry.get("camera_to_world")
-        if isinstance(matrix, list) and len(matrix) == 16:
-            matrix = [matrix[start : start + 4] for start in range(0, 16, 4)]
-        poses.append(pose_of(matrix, f"{place}: camera_to_world as transform_matrix"))
-        fov = number({"fov": content.get("default_fov"), **entry}, "fov", place, *FOV_LIMITS)
-        fovs.append(math.radians(fov))
-    return pinholes(poses if frame is None else frame.to_model(np.stack(poses)), fovs, size)
 
 
 def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int) -> dict[str, Any]:
@@ -280,15 +268,15 @@ class CameraPath:
 def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> CameraPath:
     """The path of a file; of one without keyframes, each of its frames is one. Raises SceneError."""
     content = reading.read_json(file, SceneError, "path file")
-    if path := _of_keyframes(content, shown(file), size, frame=frame):
+    if path := _of_keyframes(content, shown(file), size, None, frame):
         return path
     cameras = read_path(file, size, frame=frame)
-    path = CameraPath(size=max(cameras.sizes()))
-    path.fps = max(round(number(content, "fps", shown(file), 0, 1001)), 1) if "fps" in content else FPS
+    path = CameraPath(size=max(cameras.sizes()), fps=_fps(content, shown(file)))
     kept = content.get("keyframes")
     if isinstance(kept, dict) and "list" in kept:
         path.loop = bool(kept.get("loop"))
-        path.keyframes = [_keyframe(entry, i, shown(file), frame) for i, entry in enumerate(kept["list"])]
+        where = f"{shown(file)}: keyframe"
+        path.keyframes = _keyframes(kept["list"], where, "transform_matrix", frame, seconds=None)
         return path
     if len(cameras) > MAX_KEYFRAMES:
         raise SceneError(f"{shown(file)} has {len(cameras)} frames and no keyframes; at most {MAX_KEYFRAMES} are read")
@@ -299,11 +287,7 @@ def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> 
 
 
 def _of_keyframes(
-    content: Any,
-    where: str,
-    size: tuple[int, int],
-    own_size: tuple[int, int] | None = None,
-    frame: Frame | None = None,
+    content: Any, where: str, size: tuple[int, int], own_size: tuple[int, int] | None, frame: Frame | None
 ) -> CameraPath | None:
     """The path between keyframes that nerfstudio or instant-ngp saved without the frames; None of other content."""
     if not isinstance(content, dict):
@@ -312,33 +296,43 @@ def _of_keyframes(
     kept = content["path"] if is_ngp else content.get("keyframes") if is_empty else None
     if not isinstance(kept, list) or not kept:
         return None
+    scale = None
     if is_ngp:
-        scale = number({"scale": content.get("scale", NGP_SCALE)}, "scale", where, above=0)
-        text = (
-            f"{where}: read with scale {scale:g}; if the scene's transforms.json has another, write it into this file"
-        )
-        warnings.warn(text, stacklevel=3)
-    size, keyframes = _size_of(content, where, size, own_size), []
-    for index, entry in enumerate(frames_of({"frames": kept}, where)):
-        place = f"{where}: keyframe {index}"
-        pose = _of_ngp(entry, place, scale) if is_ngp else _rows(entry.get("matrix"), place)
-        fov = number({"fov": None, **entry}, "fov", place, *FOV_LIMITS)
-        pose = pose_of(pose, place)
-        keyframes.append(Keyframe(pose if frame is None else frame.to_model(pose), math.radians(fov)))
-    path = CameraPath(keyframes, loop=content.get("is_cycle") is True or content.get("loop") is True, size=size)
-    if "seconds" in content:
-        seconds = number(content, "seconds", where, 0, 1e5)
-        path.keyframes = [replace(key, seconds=seconds / max(len(kept) - (not path.loop), 1)) for key in keyframes]
-    path.fps = round(number(content, "fps", where, 0.5, 1001)) if "fps" in content else FPS
-    return path
+        scale = number({"scale": NGP_SCALE} | content, "scale", where, above=0)
+        advice = "if the scene's transforms.json has another, write it into this file"
+        warnings.warn(f"{where}: read with scale {scale:g}; {advice}", stacklevel=3)
+    is_loop = content.get("is_cycle") is True or content.get("loop") is True
+    steps = max(len(kept) - (not is_loop), 1)
+    seconds = number({"seconds": SECONDS * steps} | content, "seconds", where, 0, 1e5) / steps
+    keyframes = _keyframes(kept, f"{where}: keyframe", "matrix", frame, scale, seconds=seconds)
+    return CameraPath(keyframes, is_loop, _fps(content, where), _size_of(content, where, size, own_size))
 
 
-def _rows(matrix: Any, where: str) -> Any:
-    """The rows of 16 numbers, in a list or a text of one, row by row or column by column."""
+def _fps(content: dict[str, Any], where: str) -> int:
+    return max(round(number({"fps": FPS} | content, "fps", where, 0, 1001)), 1)
+
+
+def _keyframes(
+    entries: Any, where: str, key: str, frame: Frame | None, scale: float | None = None, **defaults: Any
+) -> list[Keyframe]:
+    """The entries of a list in a file, whose matrix is under `key`, or instant-ngp's if there is a `scale`."""
+    keyframes = []
+    for index, entry in enumerate(frames_of({"frames": entries}, where)):
+        place, values = f"{where} {index}", {"fov": None, "seconds": SECONDS} | defaults | entry
+        matrix = _rows(entry.get(key)) if scale is None else _of_ngp(entry, place, scale)
+        pose = pose_of(matrix, f"{place}, {key}")
+        fov = math.radians(number(values, "fov", place, *FOV_LIMITS))
+        seconds = number(values, "seconds", place, 0, LIMITS[1] + 1)
+        keyframes.append(Keyframe(pose if frame is None else frame.to_model(pose), fov, seconds))
+    return keyframes
+
+
+def _rows(matrix: Any) -> Any:
+    """A matrix that may be 16 numbers, row by row or column by column, and in a text; what is none stays as it is."""
     with contextlib.suppress(ValueError, RecursionError):
         matrix = json.loads(matrix, parse_int=float) if isinstance(matrix, str) else matrix
     if not isinstance(matrix, list) or len(matrix) != 16 or not all(map(is_number, matrix)):
-        raise SceneError(f"{where}: 'matrix' must be 16 numbers")
+        return matrix
     rows = np.array(matrix, dtype=np.float64).reshape(4, 4)
     return (rows.T if np.abs(rows[3, :3]).max() > np.abs(rows[:3, 3]).max() else rows).tolist()
 
@@ -354,13 +348,3 @@ def _of_ngp(entry: dict[str, Any], where: str, scale: float) -> Any:
     pose[:, 1:3] *= -1
     pose[:, 3] = (pose[:, 3] - NGP_OFFSET) / scale
     return pose.tolist()
-
-
-def _keyframe(entry: Any, index: int, where: str, frame: Frame | None) -> Keyframe:
-    place = f"{where}: keyframe {index}"
-    if not isinstance(entry, dict) or not {"transform_matrix", "fov", "seconds"} <= set(entry):
-        raise SceneError(f"{place} must have the keys transform_matrix, fov and seconds")
-    pose = pose_of(entry["transform_matrix"], place)
-    fov = math.radians(number(entry, "fov", place, *FOV_LIMITS))
-    seconds = number(entry, "seconds", place, 0, LIMITS[1] + 1)
-    return Keyframe(pose if frame is None else frame.to_model(pose), fov, seconds)

@@ -96,7 +96,8 @@ class Cameras:
         Raises SceneError for a lens that leaves more than a few pixels without a direction.
         """
         intrinsics = [torch.tensor([getattr(lens, name) for lens in lenses]) for name in ("focal", "center")]
-        sizes = [one_or_all([getattr(lens, name) for lens in lenses]) for name in ("width", "height")]
+        sides = zip(*[(lens.width, lens.height) for lens in lenses], strict=True)
+        sizes = [of_all[0] if len(set(of_all)) == 1 else torch.tensor(of_all) for of_all in sides]
         if all(lens.is_pinhole for lens in lenses):
             return cls(camera_to_world, *intrinsics, *sizes)
         return cls(camera_to_world, *intrinsics, *sizes, tuple(lenses), _table(lenses))
@@ -155,17 +156,14 @@ class Cameras:
         # By elements: on a GPU, torch's gather of rows takes one block per row, however short.
         index = view[:, None] * 12 + torch.arange(12, device=view.device)  # [R, 12]
         pose = self.camera_to_world.flatten().take(index).unflatten(1, (3, 4))  # [R, 3, 4]
-        local, known = self._directions(view, column, row)  # [R, 3], [R]
+        if self.table is not None:
+            local, known = self.table.at(view, column, row)  # [R, 3], [R]
+        else:
+            pixel = torch.stack([column, row], dim=-1) + 0.5  # [R, 2]
+            x, y = ((pixel - self.center[view]) / self.focal[view]).unbind(-1)
+            local, known = torch.stack([x, -y, -torch.ones_like(x)], dim=-1), None
         directions = torch.nn.functional.normalize((pose[:, :, :3] * local[:, None]).sum(-1), dim=-1)
         return Rays(pose[:, :, 3], directions, view), known
-
-    def _directions(self, view: Tensor, column: Tensor, row: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Directions [R, 3] in camera axes, of any length, and whether they are known."""
-        if self.table is not None:
-            return self.table.at(view, column, row)
-        pixel = torch.stack([column, row], dim=-1) + 0.5  # [R, 2]
-        x, y = ((pixel - self.center[view]) / self.focal[view]).unbind(-1)
-        return torch.stack([x, -y, -torch.ones_like(x)], dim=-1), None
 
     def known_image(self, view: int) -> Tensor | None:
         """Whether the lens has a direction for each pixel of one image, [H, W] bool; None where it has for all."""
@@ -237,11 +235,6 @@ def _spacing(lenses: list[Lens]) -> tuple[int, int]:
         f"the {len(lenses)} lenses with distortion have more than {MAX_DIRECTIONS * spacing**2} pixels together; "
         "raise data.downscale, or undistort the images with COLMAP's image_undistorter"
     )
-
-
-def one_or_all(values: list[int]) -> int | Tensor:
-    """The value that all of [V] have, or all of them."""
-    return values[0] if len(set(values)) == 1 else torch.tensor(values)
 
 
 def _each_tensor(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -36,23 +35,10 @@ MODELS: dict[str, tuple[int | None, tuple[str, ...]]] = {  # COLMAP's number, an
     "FISHEYE": (15, ("fx", "fy", "cx", "cy")),
     "RADIAL4_TANGENTIAL": (None, ("fx", "fy", "cx", "cy", "k1", "k2", "k3", "k4", "p1", "p2")),  # nerfstudio's
 }
-TWO_FOCALS = {  # the same equations with a focal length for each axis
-    "SIMPLE_PINHOLE": "PINHOLE",
-    "SIMPLE_RADIAL": "OPENCV",
-    "RADIAL": "OPENCV",
-    "SIMPLE_RADIAL_FISHEYE": "OPENCV_FISHEYE",
-    "RADIAL_FISHEYE": "OPENCV_FISHEYE",
-    "SIMPLE_FISHEYE": "FISHEYE",
-}
 UNSUPPORTED: dict[str, int] = {  # models of COLMAP's that nerfkit does not know, with their numbers
-    "FOV": 7,
-    "THIN_PRISM_FISHEYE": 10,
-    "RAD_TAN_THIN_PRISM_FISHEYE": 11,
-    "SIMPLE_DIVISION": 12,
-    "DIVISION": 13,
-    "EUCM": 16,
-    "EQUIRECTANGULAR": 17,
-}
+    "FOV": 7, "THIN_PRISM_FISHEYE": 10, "RAD_TAN_THIN_PRISM_FISHEYE": 11, "SIMPLE_DIVISION": 12, "DIVISION": 13,
+    "EUCM": 16, "EQUIRECTANGULAR": 17,
+}  # fmt: skip
 UNDISTORT = "undistort the images with COLMAP's image_undistorter"
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
@@ -94,8 +80,24 @@ class Lens:
         for name, side in (("width", self.width), ("height", self.height)):
             if not isinstance(side, int) or not 1 <= side <= SIDE_LIMIT:
                 raise SceneError(f"{name} must be a whole number of pixels from 1 to {SIDE_LIMIT}, got {_got(side)}")
-        object.__setattr__(self, "params", _checked_params(self.model, self.params))
-        _check_values(self)
+        names, where = MODELS[self.model][1], f"camera model {self.model}"
+        if len(self.params) != len(names):
+            wanted = f"{len(names)} parameters ({', '.join(names)})"
+            raise SceneError(f"{where} has {wanted}, got {len(self.params)}: {_got(self.params)}")
+        for name, value in zip(names, self.params, strict=True):
+            if not isinstance(value, (int, float)) or not abs(value) <= COEFFICIENT_LIMIT:  # nor is NaN
+                limits = f"from {-COEFFICIENT_LIMIT:g} to {COEFFICIENT_LIMIT:g}"
+                raise SceneError(f"{where}: {name} must be a number {limits}, got {_got(value)}")
+            if name[0] == "f" and not FOCAL_LIMITS[0] <= value <= FOCAL_LIMITS[1]:
+                wanted = "between {:g} and {:g} pixels".format(*FOCAL_LIMITS)
+                raise SceneError(f"{where}: the focal length {name} must lie {wanted}, got {value:g}")
+        object.__setattr__(self, "params", tuple(map(float, self.params)))
+        for value, side in zip(self.center, (self.width, self.height), strict=True):
+            if not -CENTER_MARGIN * side <= value <= (1 + CENTER_MARGIN) * side:
+                raise SceneError(
+                    f"{where}: the principal point (cx {self.center[0]:g}, cy {self.center[1]:g}) lies far outside of "
+                    f"{self.width}x{self.height} images; is it of another size?"
+                )
 
     @property
     def focal(self) -> tuple[float, float]:
@@ -112,18 +114,19 @@ class Lens:
     @property
     def is_pinhole(self) -> bool:
         """Whether it distorts nothing."""
-        return self._equations.is_pinhole
+        return _equations(self.model, self.params).is_pinhole
 
     @property
     def is_fisheye(self) -> bool:
         """Whether it bends angles, so that it may see beyond 90 degrees."""
-        return isinstance(self._equations, Fisheye)
+        return isinstance(_equations(self.model, self.params), Fisheye)
 
     def resized(self, width: int, height: int) -> Lens:
         """The lens of the same images at another size, with a focal length for each axis if they differ now."""
         scale_x, scale_y = width / self.width, height / self.height
-        model = self.model if scale_x == scale_y else TWO_FOCALS.get(self.model, self.model)
-        named = self.named() | dict(zip(("fx", "fy"), self.focal, strict=True))
+        named, model = self.named() | dict(zip(("fx", "fy"), self.focal, strict=True)), self.model
+        if scale_x != scale_y and "f" in named:  # the same equations with a focal length for each axis
+            model = "OPENCV_FISHEYE" if self.is_fisheye else "OPENCV" if "k1" in named else "PINHOLE"
         for key in ("f", "fx", "cx"):
             named[key] = named.get(key, 0.0) * scale_x
         for key in ("fy", "cy"):
@@ -135,7 +138,7 @@ class Lens:
 
         NaN where a point is not seen: behind a perspective lens, or beyond the fold of its polynomial.
         """
-        pixels = self._equations.project(points).unbind(-1)
+        pixels = _equations(self.model, self.params).project(points).unbind(-1)
         return torch.stack([f * x + c for f, x, c in zip(self.focal, pixels, self.center, strict=True)], dim=-1)
 
     def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +149,7 @@ class Lens:
         """
         pixels = pixels.double()
         focal, center = pixels.new_tensor(self.focal), pixels.new_tensor(self.center)
-        directions = self._equations.unproject((pixels - center) / focal)
+        directions = _equations(self.model, self.params).unproject((pixels - center) / focal)
         residual = torch.linalg.vector_norm(self.project(directions) - pixels, dim=-1).nan_to_num(nan=math.inf)
         return torch.where(residual.isinf()[:, None], math.nan, directions), residual
 
@@ -158,83 +161,46 @@ class Lens:
 
     def direction_map(self, spacing: int = 1) -> DirectionMap:
         """Directions at `nodes(spacing)`, 1 for all pixels; raises SceneError if more than 2 % of them have none."""
+        columns, rows = self.nodes(spacing)
+        x = torch.linspace(0.5, self.width - 0.5, columns, dtype=torch.float64)
+        y = torch.linspace(0.5, self.height - 0.5, rows, dtype=torch.float64)
+        center, nearest = torch.tensor(self.center, dtype=torch.float64), torch.tensor([math.inf])
         directions, valid = [], []
-        for pixels in self._node_chunks(spacing):
+        for part in y.split(max(1, CHUNK // columns)):  # a few rows at a time
+            pixels = torch.cartesian_prod(part, x).flip(-1)  # [N, 2]
             found, residual = self.unproject(pixels)  # [N, 3], [N]
             valid.append(residual <= TOLERANCE)
-            x, y, z = torch.where(valid[-1][:, None], found, found.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
-            directions.append(normalize(torch.stack([x, -y, -z], dim=-1), dim=-1).float())
+            away = torch.linalg.vector_norm(pixels[~valid[-1]] - center, dim=-1)
+            nearest = torch.cat([nearest, away]).amin(dim=0, keepdim=True)
+            known = torch.where(valid[-1][:, None], found, found.new_tensor([0.0, 0.0, 1.0]))
+            directions.append(normalize(known * known.new_tensor([1.0, -1, -1]), dim=-1).float())
         made = DirectionMap(torch.cat(directions), torch.cat(valid))
         share = (~made.valid).sum().item() / len(made.valid)
         if share > MAX_INVALID:
-            invalid = torch.cat(list(self._node_chunks(spacing)))[~made.valid]
-            nearest = torch.linalg.vector_norm(invalid - invalid.new_tensor(self.center), dim=-1).min().item()
             params = ", ".join(f"{name} {value:g}" for name, value in self.named().items())
             raise SceneError(
                 f"the lens {self.model} of {self.width}x{self.height} images, {params}, has no directions for "
-                f"{100 * share:.3g} % of the pixels, beyond {nearest:.4g} pixels from its principal point, where its "
-                f"polynomial folds back; crop the images, calibrate with another model, or {UNDISTORT}"
+                f"{100 * share:.3g} % of the pixels, beyond {nearest.item():.4g} pixels from its principal point, "
+                f"where its polynomial folds back; crop the images, calibrate with another model, or {UNDISTORT}"
             )
         return made
-
-    @property
-    def _equations(self) -> Perspective | Fisheye:
-        return _equations(self.model, self.params)
 
     def named(self) -> dict[str, float]:
         """Parameters by name."""
         return dict(zip(MODELS[self.model][1], self.params, strict=True))
-
-    def _node_chunks(self, spacing: int) -> Iterator[Tensor]:
-        """Nodes [N, 2] in pixels, float64, a few rows at a time."""
-        columns, rows = self.nodes(spacing)
-        x = torch.linspace(0.5, self.width - 0.5, columns, dtype=torch.float64)
-        y = torch.linspace(0.5, self.height - 0.5, rows, dtype=torch.float64)
-        for part in y.split(max(1, CHUNK // columns)):
-            yield torch.cartesian_prod(part, x).flip(-1)
 
 
 @lru_cache(maxsize=4096)
 def _equations(model: str, params: tuple[float, ...]) -> Perspective | Fisheye:
     """The lens in focal lengths, without its focal length and centre."""
     named = dict(zip(MODELS[model][1], params, strict=True))
-    k1, k2, k3, k4, k5, k6, p1, p2 = (named.get(f"{letter}", 0.0) for letter in "k1 k2 k3 k4 k5 k6 p1 p2".split())
+    k1, k2, k3, k4, *denominator, p1, p2 = (named.get(name, 0.0) for name in "k1 k2 k3 k4 k5 k6 p1 p2".split())
     if model.endswith("FISHEYE"):
         return Fisheye((k1, k2, k3, k4))
     if model == "RADIAL4_TANGENTIAL":
         return Perspective((k1, k2, k3, k4), (0.0, 0.0, 0.0), (p1, p2))
-    return Perspective((k1, k2, k3, 0.0), (k4, k5, k6), (p1, p2))
+    return Perspective((k1, k2, k3, 0.0), (k4, *denominator), (p1, p2))
 
 
 def _got(value: object) -> str:
     return shown(reprlib.repr(value))
-
-
-def _checked_params(model: str, params: tuple[float, ...]) -> tuple[float, ...]:
-    """The parameters as floats; raises SceneError of a wrong number of them, and of what is no number."""
-    names = MODELS[model][1]
-    if len(params) != len(names):
-        wanted = f"{len(names)} parameters ({', '.join(names)})"
-        raise SceneError(f"camera model {model} has {wanted}, got {len(params)}: {_got(params)}")
-    for name, value in zip(names, params, strict=True):
-        if not isinstance(value, (int, float)) or not abs(value) <= COEFFICIENT_LIMIT:  # nor is NaN
-            limits = f"from {-COEFFICIENT_LIMIT:g} to {COEFFICIENT_LIMIT:g}"
-            raise SceneError(f"camera model {model}: {name} must be a number {limits}, got {_got(value)}")
-    return tuple(map(float, params))
-
-
-def _check_values(lens: Lens) -> None:
-    """Refuse focal lengths and principal points that no image has."""
-    where, (lowest, highest) = f"camera model {lens.model}", FOCAL_LIMITS
-    for axis, focal in zip("xy", lens.focal, strict=True):
-        if not lowest <= focal <= highest:
-            name = f"f{axis}" if f"f{axis}" in MODELS[lens.model][1] else "f"
-            wanted = f"between {lowest:g} and {highest:g} pixels"
-            raise SceneError(f"{where}: the focal length {name} must lie {wanted}, got {focal:g}")
-    for value, side in zip(lens.center, (lens.width, lens.height), strict=True):
-        if not -CENTER_MARGIN * side <= value <= (1 + CENTER_MARGIN) * side:
-            place = "(cx {:g}, cy {:g})".format(*lens.center)
-            size = f"{lens.width}x{lens.height}"
-            raise SceneError(
-                f"{where}: the principal point {place} lies far outside of {size} images; is it of another size?"
-            )

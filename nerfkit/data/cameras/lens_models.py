@@ -51,7 +51,11 @@ class Perspective:
 
     def project(self, points: Tensor) -> Tensor:
         """(x', y') [N, 2] of points [N, 3]; NaN behind the camera and beyond the fold."""
-        seen = self._sees(points.detach())
+        ahead, plane = points.detach()[:, 2], points.detach()[:, :2] / points.detach()[:, 2:]
+        seen = (ahead > 0) & (plane.square().sum(-1) < self.fold**2)
+        if any(self.tangential):
+            xx, xy, yy = self._slopes(plane)
+            seen &= (xx > 0) & (xx * yy > xy * xy)  # positive definite, as it is at the centre
         sideways = torch.where(seen[:, None], points[:, :2], 0)  # so that gradients of the others are finite
         distorted = self._distort(sideways / torch.where(seen, points[:, 2], 1)[:, None])
         return torch.where(seen[:, None], distorted, math.nan)
@@ -62,15 +66,6 @@ class Perspective:
         if any(self.tangential):
             plane = self._newton(plane, distorted)
         return normalize(torch.cat([plane, torch.ones_like(plane[:, :1])], dim=-1), dim=-1)
-
-    def _sees(self, points: Tensor) -> Tensor:
-        """Whether each point [N, 3] is in front and within the fold, [N] bool."""
-        plane = points[:, :2] / points[:, 2:]
-        seen = (points[:, 2] > 0) & (plane.square().sum(-1) < self.fold**2)
-        if any(self.tangential):
-            xx, xy, yy = self._slopes(plane)
-            seen &= (xx > 0) & (xx * yy > xy * xy)  # positive definite, as it is at the centre
-        return seen
 
     def _factor(self, r2: Tensor) -> tuple[Tensor, Tensor]:
         """d and its derivative by r2, [N] each."""

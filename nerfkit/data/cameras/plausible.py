@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import torch
 
@@ -29,62 +30,48 @@ COARSE = 16  # nodes across a lens whose distortion is looked at
 def doubts_of_lenses(lenses: Iterable[Lens]) -> list[str]:
     """Lines on lenses of images that hardly any camera has: what is odd of the first, and what it may be instead."""
     counts = Counter(lenses)
-    found: dict[str, list[tuple[Lens, str]]] = {}
-    for lens in counts:
-        for check in (_principal_point, _focal_length, _stretch, _distortion):
-            if text := check(lens):  # the first: what follows from it is odd as well
-                found.setdefault(check.__name__, []).append((lens, text))
-                break
-    return [
-        f"{text} (lenses of {sum(counts[lens] for lens, _ in odd)} of {counts.total()} images)"
-        for odd in found.values()
-        for _, text in odd[:1]
-    ]
+    found: dict[str, tuple[str, int]] = {}  # by kind: of the first lens, and images of all
+    for lens, count in counts.items():
+        for kind, text in islice(_oddities(lens), 1):  # what follows from the first is odd as well
+            first, n_images = found.get(kind, (text, 0))
+            found[kind] = first, n_images + count
+    return [f"{text} (lenses of {n_images} of {counts.total()} images)" for text, n_images in found.values()]
 
 
-def _principal_point(lens: Lens) -> str | None:
-    (cx, cy), (width, height) = lens.center, (lens.width, lens.height)
+def _oddities(lens: Lens) -> Iterator[tuple[str, str]]:
+    """Kinds and descriptions of what is odd of a lens."""
+    (cx, cy), (fx, fy), width, height = lens.center, lens.focal, lens.width, lens.height
+    size, longer, shortest = f"{width}x{height}", max(width, height), min(fx, fy)
     x, y = cx / width, cy / height
     off = max(abs(x - 0.5), abs(y - 0.5))
     is_alike = x > 0 and abs(x - y) < ALIKE * x
-    if off <= OFF_MIDDLE and not (is_alike and off > OFF_ALIKE):
-        return None
-    if 0 <= cx <= 1 and 0 <= cy <= 1:
-        unit = "are the lens's values shares of the image? Multiply them by its width and height"
-    elif is_alike:
-        in_mm = " in millimetres, or" if 2 * max(cx, cy) < LARGEST_SENSOR else ""
-        unit = f"are the lens's values{in_mm} of images of {2 * cx:.0f}x{2 * cy:.0f}? Give those of {width}x{height}"
-    elif max(abs(x), abs(y)) < OFF_ALIKE:
-        unit = "is it measured from the middle? Add half of the width and of the height"
-    else:
-        unit = "was it found for other images? Give that of these"
-    return f"the principal point ({cx:.5g}, {cy:.5g}) lies far from the middle of {width}x{height} images: {unit}"
-
-
-def _focal_length(lens: Lens) -> str | None:
-    focal, size, longer = lens.focal, (lens.width, lens.height), max(lens.width, lens.height)
-    is_short = min(focal) < (SHORTEST_FISHEYE * min(size) if lens.is_fisheye else SHORTEST * longer)
-    if not is_short and max(focal) <= LONGEST * longer:
-        return None
-    across = longer / min(focal)
-    degrees = math.degrees(across if lens.is_fisheye else 2 * math.atan(across / 2))
-    advice = "if the angle was in radians, give degrees; if it is of larger images, give pixels of these"
-    if is_short:
-        advice = "if it is in millimetres, a share of the image, or of smaller images, give pixels of these"
-    return (
-        f"the focal length {min(focal):.5g} of {lens.width}x{lens.height} images means {degrees:.3g} degrees across; "
-        + advice
-    )
-
-
-def _stretch(lens: Lens) -> str | None:
-    fx, fy = lens.focal
-    if max(fx / fy, fy / fx) <= STRETCHED:
-        return None
-    return (
-        f"the focal lengths {fx:.5g} and {fy:.5g} mean pixels {max(fx / fy, fy / fx):.2f} times as long one way as "
-        "the other: unless the images were stretched, correct the wrong one, or find the poses again with one for both"
-    )
+    if off > OFF_MIDDLE or (is_alike and off > OFF_ALIKE):
+        if 0 <= cx <= 1 and 0 <= cy <= 1:
+            unit = "are the lens's values shares of the image? Multiply them by its width and height"
+        elif is_alike:
+            in_mm = " in millimetres, or" if 2 * max(cx, cy) < LARGEST_SENSOR else ""
+            unit = f"are the lens's values{in_mm} of images of {2 * cx:.0f}x{2 * cy:.0f}? Give those of {size}"
+        elif max(abs(x), abs(y)) < OFF_ALIKE:
+            unit = "is it measured from the middle? Add half of the width and of the height"
+        else:
+            unit = "was it found for other images? Give that of these"
+        yield "center", f"the principal point ({cx:.5g}, {cy:.5g}) lies far from the middle of {size} images: {unit}"
+    is_short = shortest < (SHORTEST_FISHEYE * min(width, height) if lens.is_fisheye else SHORTEST * longer)
+    if is_short or max(fx, fy) > LONGEST * longer:
+        across = longer / shortest
+        degrees = math.degrees(across if lens.is_fisheye else 2 * math.atan(across / 2))
+        advice = "if the angle was in radians, give degrees; if it is of larger images, give pixels of these"
+        if is_short:
+            advice = "if it is in millimetres, a share of the image, or of smaller images, give pixels of these"
+        yield "focal", f"the focal length {shortest:.5g} of {size} images means {degrees:.3g} degrees across; {advice}"
+    if (stretch := max(fx / fy, fy / fx)) > STRETCHED:
+        yield (
+            "stretch",
+            f"the focal lengths {fx:.5g} and {fy:.5g} mean pixels {stretch:.2f} times as long one way as the other: "
+            "unless the images were stretched, correct the wrong one, or find the poses again with one for both",
+        )
+    if text := _distortion(lens):
+        yield "distortion", text
 
 
 def _distortion(lens: Lens) -> str | None:

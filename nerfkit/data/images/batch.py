@@ -69,18 +69,6 @@ class ImagePool:
         return values[self.rows(view)].unflatten(0, self.sizes[view][::-1])
 
 
-def pool_of(images: Tensor, cameras: Cameras) -> ImagePool:
-    """Images [V, H, W, 3 or 4] uint8 as a pool; raises SceneError if they are not the cameras'."""
-    wanted = [len(cameras), *reversed(cameras.size())]
-    if images.dtype != torch.uint8 or list(images.shape[:-1]) != wanted or images.shape[-1] not in (3, 4):
-        raise SceneError(
-            f"images must be uint8 {[*wanted, '3 or 4']}, as the cameras are, got "
-            f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}".replace("'", "")
-        )
-    first = torch.arange(len(cameras), device=images.device) * (wanted[1] * wanted[2])
-    return ImagePool(images.flatten(0, 2), first, ((wanted[2], wanted[1]),) * len(cameras))
-
-
 class Batch(NamedTuple):
     """R rays with their pixels."""
 
@@ -136,7 +124,12 @@ class TrainingViews:
         n_steps: int = 10**9,
     ):
         if isinstance(images, Tensor):
-            images = pool_of(images, cameras)
+            if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] not in (3, 4):
+                kind = str(images.dtype).removeprefix("torch.")
+                raise SceneError(f"images must be uint8 [V, H, W, 3 or 4], got {kind} {list(images.shape)}")
+            count, height, width = images.shape[:-1]
+            first = torch.arange(count, device=images.device) * (height * width)
+            images = ImagePool(images.flatten(0, 2), first, ((width, height),) * count)
         if list(images.sizes) != cameras.sizes():
             raise SceneError(f"the sizes of {len(images)} images are not those of {len(cameras)} cameras")
         self.device = device = device or images.pixels.device

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
 from torch import Tensor
 
 from nerfkit.errors import SceneError
@@ -26,17 +28,13 @@ DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at
 RESIZING_BYTES = 12  # of a pixel, beside those of decoding
 ORIENTATION = 274  # tag of EXIF
 TRANSPOSES = {  # by orientation: how stored pixels become what was seen
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+    2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
+}  # fmt: skip
 REMEDY = "copy it again, or take it away: images that are missing are left out, except in LLFF captures"
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
 OPAQUE = 254  # level of alpha from which on a pixel is
+THINNED = 2**21  # pixels that say enough of an image's alpha and edges
 BAND = 256  # rows that are converted together: a whole image would take as much memory again
 
 
@@ -68,28 +66,56 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
     It is resized by area where `out` has another size.
     """
     with _opened(path) as image:
-        _fill(out, image, header, path)
+        mode = "RGBA" if out.shape[-1] == 4 else "RGB"
+        height, width = out.shape[:2]
+        stored = header.as_stored()
+        if image.size != (stored.width, stored.height):
+            now, was = f"{image.width}x{image.height}", f"{stored.width}x{stored.height}"
+            raise SceneError(f"image {shown(path)} is {now} now, but was {was} a moment ago")
+        _decode(image, path)
+        if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
+            raise SceneError(
+                f"image {shown(path)} is transparent in places, where others are opaque; save all of them without alpha"
+            )
+        image = _eight_bits(image, header.bits)
+        if header.turn != 1:
+            image = image.transpose(TRANSPOSES[header.turn])
+        if image.size != (width, height):
+            # Pillow averages RGBA with colors weighted by alpha.
+            image = image.convert(mode).resize((width, height), Image.Resampling.BOX)
+        for rows, band in _bands(image):
+            out[rows] = np.asarray(band.convert(mode))
 
 
-def look_into(
-    path: Path, turned: Callable[[ImageHeader], ImageHeader] = lambda header: header, wants_pixels: bool = False
-) -> tuple[ImageHeader | None, str, np.ndarray | None]:
+def look_into(path: Path, wants_pixels: bool = False) -> tuple[ImageHeader | None, str, np.ndarray | None]:
     """Header of an image file, None if it has none; the problem with it, '' if there is none; and, where they are
-    wanted, its pixels, [H, W, 3 or 4] uint8. All are decoded, JPEG at an eighth of the size if nobody wants them;
-    `turned` says how they are read."""
+    wanted, evenly spaced pixels as they are stored. All are decoded, JPEG at an eighth of the size if nobody does."""
     header = pixels = None
     try:
         with _opened(path) as image:
-            header = turned(_header(image))
-            if wants_pixels:
-                pixels = np.empty((header.height, header.width, 3 + header.has_alpha), dtype=np.uint8)
-                _fill(pixels, image, header, path)
-            else:
+            header = _header(image)
+            if not wants_pixels:
                 image.draft(image.mode, (image.width // 8, image.height // 8))
-                _decode(image, path)
+            _decode(image, path)
+            pixels = np.array(_thinned(image, header)) if wants_pixels else None
     except SceneError as error:
         return header, str(error), None
     return header, "", pixels
+
+
+def thinned_image(path: Path, header: ImageHeader) -> tuple[np.ndarray, int, int]:
+    """Evenly spaced pixels of an image, THINNED at most, [H, W, 4] uint8; and the least and largest alpha of all."""
+    with _opened(path) as image:
+        _decode(image, path)
+        lowest, highest = _levels(image, True).getextrema() if header.has_alpha else (255, 255)
+        image = _thinned(image, header)
+        return np.asarray(image.transpose(TRANSPOSES[header.turn]) if header.turn != 1 else image), lowest, highest
+
+
+def _thinned(image: Image.Image, header: ImageHeader) -> Image.Image:
+    every = math.ceil(math.sqrt(image.width * image.height / THINNED))
+    image = image.resize([max(1, side // every) for side in image.size], Image.Resampling.NEAREST)
+    return _eight_bits(image, header.bits).convert("RGBA")
 
 
 def blend(pixels: Tensor, background: Tensor) -> Tensor:
@@ -114,15 +140,22 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             raise SceneError(f"image {shown(path)} is empty (0 bytes); {REMEDY}")
         try:
             with Image.open(file, formats=FORMATS) as image:
-                _check_kind(image, path)
+                if image.mode not in MODES:
+                    raise SceneError(
+                        f"image {shown(path)} has the color space {image.mode}; save it as RGB, RGBA or gray"
+                    )
+                if image.mode.startswith("I") and "transparency" in image.info:
+                    raise SceneError(f"image {shown(path)} is 16-bit gray with a transparent value; save it as RGBA")
+                if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
+                    raise SceneError(
+                        f"image {shown(path)} is animated; save the frame that is meant as a file of its own"
+                    )
                 yield image
         except SceneError:
             raise
         except UnidentifiedImageError:
-            known = "PNG, JPEG or WebP"
-            raise SceneError(
-                f"image {shown(path)} is no {known} file, whatever its name says; convert it, or copy it again"
-            ) from None
+            what = "is no PNG, JPEG or WebP file, whatever its name says; convert it, or copy it again"
+            raise SceneError(f"image {shown(path)} {what}") from None
         except Image.DecompressionBombError as error:
             raise SceneError(f"image {shown(path)} is too large to be read: {error}") from None
         except Exception as error:  # decoders raise nearly anything where a file is broken
@@ -157,39 +190,6 @@ def _decode(image: Image.Image, path: Path) -> None:
         )
 
 
-def _fill(out: np.ndarray, image: Image.Image, header: ImageHeader, path: Path) -> None:
-    """Fill `out` [H, W, 3 or 4], see `read_image`."""
-    mode = "RGBA" if out.shape[-1] == 4 else "RGB"
-    height, width = out.shape[:2]
-    stored = header.as_stored()
-    if image.size != (stored.width, stored.height):
-        was = _by(stored.width, stored.height)
-        raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {was} a moment ago")
-    _decode(image, path)
-    if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
-        raise SceneError(
-            f"image {shown(path)} is transparent in places, where others are opaque; save all of them without alpha"
-        )
-    image = _eight_bits(image, header.bits)
-    if header.turn != 1:
-        image = image.transpose(TRANSPOSES[header.turn])
-    if image.size != (width, height):
-        # Pillow averages RGBA with colors weighted by alpha.
-        image = image.convert(mode).resize((width, height), Image.Resampling.BOX)
-    for rows, band in _bands(image):
-        out[rows] = np.asarray(band.convert(mode))
-
-
-def _check_kind(image: Image.Image, path: Path) -> None:
-    """Reject images that would be decoded wrongly."""
-    if image.mode not in MODES:
-        raise SceneError(f"image {shown(path)} has the color space {image.mode}; save it as RGB, RGBA or gray")
-    if image.mode.startswith("I") and "transparency" in image.info:
-        raise SceneError(f"image {shown(path)} is 16-bit gray with a transparent value; save it as RGBA")
-    if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
-        raise SceneError(f"image {shown(path)} is animated; save the frame that is meant as a file of its own")
-
-
 class MaskKind(NamedTuple):
     """How the masks of a capture are read: all alike, for one of them does not say it, which may be all black."""
 
@@ -206,7 +206,9 @@ def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -
     with _opened(path) as image:
         scale_x, scale_y = image.width / width, image.height / height
         if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
-            raise SceneError(f"mask {shown(path)} is {_by(*image.size)}, of another shape than its image, {_by(*size)}")
+            raise SceneError(
+                f"mask {shown(path)} is {image.width}x{image.height}, of another shape than its image, {width}x{height}"
+            )
         image.load()
         kind = kind or MaskKind()
         levels = _levels(image, kind.in_alpha)
@@ -225,7 +227,7 @@ def stored_levels(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 def _levels(image: Image.Image, of_alpha: bool) -> Image.Image:
     if of_alpha:
-        return image.convert("RGBA").getchannel("A")
+        return (image if image.mode == "RGBA" else image.convert("RGBA")).getchannel("A")
     if image.mode.startswith("I") or image.mode == "L":
         return image
     return image.convert("RGB").convert("HSV").getchannel("V")
@@ -246,7 +248,3 @@ def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
     for top in range(0, image.height, BAND):
         bottom = min(top + BAND, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))
-
-
-def _by(width: int, height: int) -> str:
-    return f"{width}x{height}"

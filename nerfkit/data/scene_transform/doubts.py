@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -17,10 +17,12 @@ from statistics import mean
 import numpy as np
 import torch
 
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.plausible import doubts_of_lenses
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.batch import ImagePool
-from nerfkit.data.images.pixels import BACKGROUNDS, blend
+from nerfkit.data.images.pixels import background_color, blend
+from nerfkit.data.readers.folders import first_of
 from nerfkit.data.scene_transform.frame import Frame, corner_text, vector_text
 from nerfkit.data.scene_transform.rig import Rig, evenly, half_tangents, measure, seen_by
 from nerfkit.ops.march import box_span
@@ -34,7 +36,6 @@ LEAST_PARALLAX = 1.0  # pixels by which the content moves between the cameras, a
 SMALL_RIG = 0.01  # of the diagonal of a box that is given: cameras closer together than that are of another unit
 MAX_VIEWS = (50, 2000)  # evenly spaced: whose points are asked for, and that may see them
 DISTANCES = np.geomspace(0.01, 100.0, 16)  # of points that are asked for [baselines, or distances to the focus]
-MAX_NAMES = 3
 FEW = 0.01  # share of the points inside a box, or of the rays that meet it, below which there is a warning
 NEXT_TO_NONE = 1e-4  # of the rays: nothing can be trained
 RAY_VIEWS, SIDE = 256, 17  # evenly spaced, whose rays are tried; rays of each, both ways
@@ -48,7 +49,7 @@ MASKED = 0.6  # share of pixels that masks ignore, above which they may be the w
 AROUND = 0.8  # share of the pixels at the edges that masks of an object ignore; and of those in the middle, leave
 
 
-def doubts_of_solve(capture: Capture) -> list[str]:
+def doubts_of_solve(capture: Capture) -> Iterator[str]:
     """A line if most of the images that lie beside those with a pose, and are named like them, have none."""
 
     def kind(file: Path) -> tuple[str, str]:
@@ -57,87 +58,73 @@ def doubts_of_solve(capture: Capture) -> list[str]:
     found = [image.found for image in capture.images if image.found is not None]
     kinds, folders = set(map(kind, found)), {os.path.realpath(folder) for folder in {file.parent for file in found}}
     beside = [name for folder in folders for name in os.listdir(folder) if kind(Path(name)) in kinds]
-    if capture.format == "nerf_synthetic" or 2 * len(found) >= len(beside):
-        return []
-    return [
-        f"{len(found)} of {len(beside)} images have a pose, fewer than half: where most have failed, the others may be "
-        "wrong as well; find the poses again, or move away the images that are not of the scene"
-    ]
-
-
-def doubts_of_cameras(images: Sequence[PosedImage], frame: Frame) -> list[str]:
-    """Of the cameras of the training `images`, in the `frame` that was found or given."""
-    if not images:
-        return []
-    lines = doubts_of_lenses(image.lens for image in images)
-    if len(images) == 1:
-        return [
-            *lines,
-            f"there is one training view ({shown(images[0].name)}): nothing says how far anything is that it shows; "
-            "give pictures of the same things from other places",
-        ]
-    rig = measure(np.stack([image.camera_to_world for image in images]))
-    lines += [*_coarse(rig, frame), *_strays(images, rig), *_parallax(images, rig, frame)]
-    if frame.kind == "object" and 0 < rig.baseline * frame.scale < SMALL_RIG * math.dist(*frame.box):
-        lines.append(
-            f"the cameras stand within {rig.baseline:.3g} of their mean position, the box is "
-            f"{math.dist(*frame.box) / frame.scale:.3g} from corner to corner; give data.box in the units of the poses"
+    if capture.format != "nerf_synthetic" and 2 * len(found) < len(beside):
+        yield (
+            f"{len(found)} of {len(beside)} images have a pose, fewer than half: where most have failed, the others "
+            "may be wrong as well; find the poses again, or move away the images that are not of the scene"
         )
-    return lines + (_overlap(images, rig) if rig.baseline > 0 else [])
 
 
-def _coarse(rig: Rig, frame: Frame) -> list[str]:
-    """A line of positions so far from the origin that their digits do not tell the cameras apart."""
+def doubts_of_cameras(images: Sequence[PosedImage], frame: Frame) -> Iterator[str]:
+    """Of the cameras of the training `images`, in the `frame` that was found or given."""
+    yield from doubts_of_lenses(image.lens for image in images)
+    if len(images) == 1:
+        yield (
+            f"there is one training view ({shown(images[0].name)}): nothing says how far anything is that it shows; "
+            "give pictures of the same things from other places"
+        )
+    if len(images) < 2:
+        return
+    rig = measure(np.stack([image.camera_to_world for image in images]))
     farthest, spread = np.abs(rig.positions).max(), float(np.ptp(rig.positions, axis=0).max())
     is_rounded = (rig.positions.astype(np.float32) == rig.positions).all()
     step = float(np.spacing(np.float32(farthest) if is_rounded or frame.is_identity else farthest))
-    if spread == 0 or step <= COARSEST * spread:
-        return []
-    return [
-        f"positions of cameras reach {farthest:.6g} from the origin, where their digits end at {step:.2g}, and the "
-        f"cameras stand {spread:.3g} apart at most; subtract one point from all positions, sparse points included, in "
-        "the program that wrote them"
-    ]
-
-
-def _strays(images: Sequence[PosedImage], rig: Rig) -> list[str]:
-    """A line of cameras that are far away from all others."""
-    middle = np.median(rig.positions, axis=0)
-    distances = np.linalg.norm(rig.positions - middle, axis=1)  # [V]
+    if spread > 0 and step > COARSEST * spread:
+        yield (
+            f"positions of cameras reach {farthest:.6g} from the origin, where their digits end at {step:.2g}, and the "
+            f"cameras stand {spread:.3g} apart at most; subtract one point from all positions, sparse points included, "
+            "in the program that wrote them"
+        )
+    distances = np.linalg.norm(rig.positions - np.median(rig.positions, axis=0), axis=1)  # [V]
     usual = float(np.quantile(distances, 0.9, method="lower"))
-    far = np.flatnonzero(distances > STRAY * usual)
-    if not len(far) or usual == 0:
-        return []
-    listed = ", ".join(shown(images[k].name, 60) for k in far[:MAX_NAMES])
-    return [
-        f"{len(far)} of {len(images)} training cameras stand up to {distances.max():.3g} away from the middle of all, "
-        f"90 % within {usual:.3g} ({listed}); correct their poses, or leave the images out"
-    ]
-
-
-def _parallax(images: Sequence[PosedImage], rig: Rig, frame: Frame) -> list[str]:
-    """A line of cameras that see everything from one place, as good as."""
+    if usual > 0 and len(far := np.flatnonzero(distances > STRAY * usual)):
+        yield (
+            f"{len(far)} of {len(images)} training cameras stand up to {distances.max():.3g} away from the middle of "
+            f"all, 90 % within {usual:.3g} ({first_of(images[k].name for k in far)}); correct their poses, or leave "
+            "the images out"
+        )
     if rig.baseline == 0:
-        return [
+        yield (
             f"all {len(images)} training cameras stand at one point: nothing says how far anything is, and the field "
             "may put it anywhere; move the camera between the pictures, or check the positions in the files"
-        ]
+        )
+        return
     distance = float(np.linalg.norm(frame.center - rig.mean_position))
     pixels = max(max(image.lens.focal) for image in images) * 2 * rig.baseline / max(distance, rig.baseline)
-    if frame.kind != "forward" or pixels >= LEAST_PARALLAX:
-        return []
-    return [
-        f"what the cameras look at, {distance:.3g} away, has a parallax of {pixels:.2g} pixels between views up to "
-        f"{2 * rig.baseline:.3g} apart: nothing says how far it is; check that points and poses are of one unit, or "
-        "move the camera farther between the pictures"
-    ]
+    if frame.kind == "forward" and pixels < LEAST_PARALLAX:
+        yield (
+            f"what the cameras look at, {distance:.3g} away, has a parallax of {pixels:.2g} pixels between views up to "
+            f"{2 * rig.baseline:.3g} apart: nothing says how far it is; check that points and poses are of one unit, "
+            "or move the camera farther between the pictures"
+        )
+    if frame.kind == "object" and rig.baseline * frame.scale < SMALL_RIG * math.dist(*frame.box):
+        yield (
+            f"the cameras stand within {rig.baseline:.3g} of their mean position, the box is "
+            f"{math.dist(*frame.box) / frame.scale:.3g} from corner to corner; give data.box in the units of the poses"
+        )
+    if not _overlap([image.lens for image in images], rig):
+        yield (
+            f"no point is seen by two of the {len(images)} training views, which all look away from each other: "
+            "nothing says how far anything is; give pictures that overlap, or check that poses are camera-to-world, "
+            "in OpenGL axes"
+        )
 
 
-def _overlap(images: Sequence[PosedImage], rig: Rig) -> list[str]:
-    """A line if no point before one camera is in the image of another one; what hides what does not count."""
-    chosen = evenly(len(images), MAX_VIEWS[1])
-    tangents = np.array([half_tangents(images[k].lens) for k in chosen])  # [V, 2]
-    wide = np.array([images[k].lens.is_fisheye for k in chosen])
+def _overlap(lenses: Sequence[Lens], rig: Rig) -> bool:
+    """Whether any point before one camera is in the image of another one; what hides what does not count."""
+    chosen = evenly(len(lenses), MAX_VIEWS[1])
+    tangents = np.array([half_tangents(lenses[k]) for k in chosen])  # [V, 2]
+    wide = np.array([lenses[k].is_fisheye for k in chosen])
     poses = rig.poses[chosen]
     scale = max(rig.baseline, rig.distance)
     corners = np.stack(np.meshgrid(*[np.linspace(-0.95, 0.95, 5)] * 2, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -145,38 +132,36 @@ def _overlap(images: Sequence[PosedImage], rig: Rig) -> list[str]:
         across = np.concatenate([corners * tangents[view], -np.ones((len(corners), 1))], axis=-1)  # [25, 3]
         local = (across[:, None] * (scale * DISTANCES)[:, None]).reshape(-1, 3)
         points = local @ poses[view, :, :3].T + poses[view, :, 3]  # [25 * 16, 3]
-        for other in range(len(poses)):
-            if other != view and (wide[other] or len(seen_by(points, poses[other], tangents[other]))):
-                return []
-    return [
-        f"no point is seen by two of the {len(images)} training views, which all look away from each other: nothing "
-        "says how far anything is; give pictures that overlap, or check that poses are camera-to-world, in OpenGL axes"
-    ]
+        others = (other for other in range(len(poses)) if other != view)
+        if any(wide[other] or len(seen_by(points, poses[other], tangents[other])) for other in others):
+            return True
+    return False
 
 
-def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarray, is_given: bool = True) -> list[str]:
+def doubts_of_box(
+    capture: Capture, images: Sequence[PosedImage], box: np.ndarray, is_given: bool = True
+) -> Iterator[str]:
     """A line if hardly any sparse point is in the `box` [2, 3], or hardly any ray of the training `images` meets it."""
     if not images:
-        return []
+        return
     points = capture.points.positions if capture.points is not None else np.zeros((0, 3))
     rays, inside = share_of_rays(images, box), _inside(points, box)
     rig = measure(np.stack([image.camera_to_world for image in images]))
     focus = rig.focus if rig.in_front >= FOCUSED and rig.miss <= NEAR_AXES else None  # that the cameras look at
     missed = focus is not None and not _inside(focus[None], box)
     if rays >= FEW and (not missed if inside is None else inside >= FEW):
-        return []
+        return
     parts = [f"{100 * rays:.2g} % of the rays of the training views meet it"]
     if inside is not None:
         middle = corner_text(np.quantile(points, (0.05, 0.95), axis=0))
         parts += [f"{100 * inside:.2g} % of {len(points)} sparse points are inside, most lie from {middle}"]
     if focus is not None:
         parts.append(f"the cameras look at {vector_text(focus)}")
-    name, advice = "data.box", "set data.box around what is to be modelled, in the coordinates of the files"
-    if is_given:
-        advice += ", or leave it out"
-    else:
-        name = f"the default box of {capture.format} scenes"
-    return [f"{name} {corner_text(box)}: {', '.join(parts)}; {advice}"]
+    name = "data.box" if is_given else f"the default box of {capture.format} scenes"
+    yield (
+        f"{name} {corner_text(box)}: {', '.join(parts)}; set data.box around what is to be modelled, in the "
+        f"coordinates of the files{', or leave it out' * is_given}"
+    )
 
 
 def share_of_rays(images: Sequence[PosedImage], box: np.ndarray, silhouettes: Silhouettes | None = None) -> float:
@@ -207,44 +192,43 @@ def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
 
 
 def doubts_of_pictures(pictures: Sequence[np.ndarray], background: str = "white") -> list[str]:
-    """Of pixels of pictures, [P, 3 or 4] uint8 each, as they are trained over their `background`: `sampled_pixels` of
-    them are enough."""
-    behind = torch.full((3,), BACKGROUNDS.get(background, 1.0))
-    pictures = [255 * blend(torch.from_numpy(picture), behind).numpy() for picture in pictures]
-    plain = [picture for picture in pictures if picture.size and picture.std(axis=0).max() < PLAIN]
+    """Of the pixels of pictures, [P, 3 or 4] uint8 each, as they are trained over their `background`; some of them are
+    looked at, the same of each picture of a size."""
+    behind, some = background_color(background, torch.device("cpu")), []
+    for picture in filter(len, pictures):
+        if len(picture) > SAMPLED_PIXELS:  # equal steps may be one column
+            picture = picture[np.random.default_rng(0).integers(len(picture), size=SAMPLED_PIXELS)]
+        some.append(255 * blend(torch.from_numpy(picture), behind).numpy())
+    pictures = some
+    plain = [picture for picture in pictures if picture.std(axis=0).max() < PLAIN]
+    copies = sum(np.array_equal(a, b) for a, b in pairwise(pictures))
+    brightest = max((picture.max() for picture in pictures), default=255)
     if plain and len(plain) >= MOST * len(pictures):
         color = np.median([np.median(picture, axis=0) for picture in plain], axis=0)
-        return [
+        line = (
             f"{len(plain)} of {len(pictures)} pictures that were looked at show one color alone, about "
             f"{tuple(int(value) for value in color)} of 255: nothing says where anything is; give pictures with "
             "texture, and check that the files are the right ones, and their alpha"
-        ]
-    copies = sum(np.array_equal(a, b) for a, b in pairwise(pictures))
-    if copies and copies >= MOST * (len(pictures) - 1):
-        return [
+        )
+    elif copies and copies >= MOST * (len(pictures) - 1):
+        line = (
             f"{copies + 1} of {len(pictures)} pictures that were compared are copies of one: with other poses they "
             "contradict each other; are they frames of a video that stands still?"
-        ]
-    brightest = max((picture.max() for picture in pictures if picture.size), default=255)
-    if brightest < DARK:
-        return [
+        )
+    elif brightest < DARK:
+        line = (
             f"no pixel of the {len(pictures)} pictures that were looked at is brighter than {brightest:.0f} of 255; "
             "are 10, 12 or 14 bits stored in 16? Save them in 8 bits"
-        ]
-    return []
-
-
-def sampled_pixels(pixels: np.ndarray) -> np.ndarray:
-    """At most SAMPLED_PIXELS of the `pixels` [P, C] of a picture, the same of each picture of that size."""
-    if len(pixels) <= SAMPLED_PIXELS:
-        return pixels
-    return pixels[np.random.default_rng(0).integers(len(pixels), size=SAMPLED_PIXELS)]  # equal steps may be one column
+        )
+    else:
+        return []
+    return [line]
 
 
 def doubts_of_images(images: ImagePool, white_ignores: bool = False, background: str = "white") -> list[str]:
     """Of loaded images; `white_ignores`: white pixels of their masks do not count, instead of black ones."""
     chosen = evenly(len(images), MAX_PICTURES)
-    pictures = [sampled_pixels(images.pixels[images.rows(int(view))].numpy()) for view in chosen]
+    pictures = [images.pixels[images.rows(int(view))].numpy() for view in chosen]
     masks = [] if images.ignored is None else [images.mask(view).numpy() for view in range(len(images))]
     shares = [share for mask in masks if (share := mask.sum() / mask.size)]
     n_around = sum(map(leaves_the_middle, masks))

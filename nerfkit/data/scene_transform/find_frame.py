@@ -7,17 +7,21 @@ The scene is one of four kinds; the first whose test holds:
     forward        the cameras look the same way, at something far compared to how far they moved
     inward         most cameras have a common point in front of them, at similar distances
     walk-through   anything else
+
+The box of an object is that of what all its silhouettes show, where another one does not hold it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
-from nerfkit.data.capture import Capture, Note, Points, notes_of
+from nerfkit.data.capture import Capture, Note, Points, PosedImage, notes_of
+from nerfkit.data.scene_transform.doubts import Silhouettes, share_of_rays
 from nerfkit.data.scene_transform.frame import Frame, check_extent, corner_text, unit, vector_text
 from nerfkit.data.scene_transform.rig import Found, Rig, find_up, half_tangents, measure, observed_depths
 from nerfkit.errors import SceneError
@@ -37,6 +41,11 @@ FORWARD_BOX = 4.0  # radii, at most, from the centre to the side of a forward sc
 UNBOUNDED_BOX = (1.0, 2.0, 4.0)  # half the side of the box [radii]: at least, without points, at most
 TRACK = 3  # images that have to see a point which shapes the box of an object
 GROWN = 0.1  # share of its side by which the box of an object's points grows, at either end
+HELD = 0.99  # share of an object's rays that its box has to meet
+SMALL = 0.25  # of the sides of a box, below which an object is of another unit
+USUAL_SIDE, FAR = 2.4, 1e10  # of an object in the model's frame, where its box is found here; the box ends all rays
+CELLS, PASSES = 32, 4  # along a side; each pass looks closer
+SEEN, MISSED = 0.5, 0.1  # share of the cameras that have to see a place, and of these that may see nothing there
 INSIDE = 0.95  # share of points inside the box below which there is a warning
 
 
@@ -88,9 +97,17 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
 
     Poses that leave something open are no error: a note says what was assumed.
     """
-    evidence = _gather(capture, set(training or ()))
+    images, points, names = capture.images, capture.points, set(training or ())
+    used = np.array([not names or image.name in names for image in images])
+    tangents = np.array([half_tangents(image.lens) for image in images])
+    rig = measure(np.array([image.camera_to_world for image in images], dtype=np.float64))
+    points = points if points is not None and len(points.positions) else None
+    depths = np.zeros(0) if points is None else observed_depths(rig.poses, points, used, tangents)
+    bounds = [image.bounds for image, counts in zip(images, used, strict=True) if counts and image.bounds]
+    bounds = np.array(bounds, dtype=np.float64).reshape(-1, 2)
+    evidence = Evidence(rig, used, tangents, points, depths, bounds[(bounds > 0).all(1)])
     kind, why = _kind(evidence, has_alpha)
-    up = find_up(evidence.rig) if capture.up is None else Found(unit(capture.up), "given")
+    up = find_up(rig) if capture.up is None else Found(unit(capture.up), "given")
     center = _center(evidence, kind)
     radius = _radius(evidence, kind, center.value)
     lines: list[str | Note] = [
@@ -108,22 +125,9 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
             "give sparse points, or data.box around what the cameras see"
         )
         lines.append(Note("warning", text))
-    rotation = _rotation(evidence.rig, up.value)
+    rotation = _rotation(rig, up.value)
     frame = Frame(rotation, center.value, 1 / radius.value, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy())
     return _with_extent(frame, evidence, lines)
-
-
-def _gather(capture: Capture, names: set[str]) -> Evidence:
-    """What there is to look at; `names` are those of the training images."""
-    images, points = capture.images, capture.points
-    used = np.array([not names or image.name in names for image in images])
-    tangents = np.array([half_tangents(image.lens) for image in images])
-    rig = measure(np.array([image.camera_to_world for image in images], dtype=np.float64))
-    points = points if points is not None and len(points.positions) else None
-    depths = np.zeros(0) if points is None else observed_depths(rig.poses, points, used, tangents)
-    bounds = [image.bounds for image, counts in zip(images, used, strict=True) if counts and image.bounds]
-    bounds = np.array(bounds, dtype=np.float64).reshape(-1, 2)
-    return Evidence(rig, used, tangents, points, depths, bounds[(bounds > 0).all(1)])
 
 
 def _kind(evidence: Evidence, has_alpha: bool) -> tuple[str, str]:
@@ -200,13 +204,16 @@ def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:
 def _with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note]) -> Frame:
     """`frame` with near, far, box and notes."""
     cloud = frame.to_model(evidence.points.positions) if evidence.points is not None else None  # [P, 3]
-    near, why = _near(frame, evidence)
+    near = NEAR_PATH if frame.kind == "walk-through" else NEAR_RADIUS
+    why = f"{near:g} of the radius, as there are neither points nor bounds"
+    if len(evidence.bounds):
+        near, why = evidence.bounds[:, 0].min() * BOUNDS_FACTORS[0] * frame.scale, "0.9 x the nearest bound"
+    elif len(evidence.depths):
+        near = NEAR_FACTOR * np.quantile(evidence.depths, EXTREME) * frame.scale
+        why = "0.5 x the 0.1 % quantile of depths"
+    near = float(near)
     lines.append(f"near {near:.4g} model units: {why}")
-    box, box_why = np.zeros((2, 3)), ""
-    if frame.kind == "object":
-        box, box_why = _object_box(frame, evidence, cloud)
-    elif frame.kind != "forward":
-        box, box_why = _unbounded_box(cloud)
+    box, box_why = _object_box(frame, evidence, cloud) if frame.kind == "object" else _unbounded_box(cloud)
     far, far_why = _far(frame, evidence, box)
     if far <= near:
         text = (
@@ -226,16 +233,6 @@ def _with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note]) -> F
         if share < INSIDE:
             lines.append(Note("warning", f"{1 - share:.0%} of the points lie outside of the box; is it the scene's?"))
     return replace(frame, near=near, far=far, box=box, notes=notes_of(*lines))
-
-
-def _near(frame: Frame, evidence: Evidence) -> tuple[float, str]:
-    if len(evidence.bounds):
-        return float(evidence.bounds[:, 0].min()) * BOUNDS_FACTORS[0] * frame.scale, "0.9 x the nearest bound"
-    if len(evidence.depths):
-        depth = float(np.quantile(evidence.depths, EXTREME))
-        return NEAR_FACTOR * depth * frame.scale, "0.5 x the 0.1 % quantile of depths"
-    near = NEAR_PATH if frame.kind == "walk-through" else NEAR_RADIUS
-    return near, f"{near:g} of the radius, as there are neither points nor bounds"
 
 
 def _far(frame: Frame, evidence: Evidence, box: np.ndarray) -> tuple[float, str]:
@@ -296,3 +293,74 @@ def _forward_box(frame: Frame, evidence: Evidence, near: float, far: float) -> t
 
 def _cube(half: float) -> np.ndarray:
     return np.array([[-half] * 3, [half] * 3])
+
+
+def with_its_box(frame: Frame, images: Sequence[PosedImage], silhouettes: Silhouettes) -> Frame:
+    """`frame` of an object, or one in which its box holds what the `silhouettes` of some of the images show.
+
+    It stays as it is where its box does, and is not of another unit.
+    """
+    seen = [
+        replace(image, camera_to_world=frame.to_model(image.camera_to_world))
+        for image in images
+        if image.name in silhouettes and silhouettes[image.name].any()
+    ]
+    rig = measure(np.stack([image.camera_to_world for image in seen])) if seen else None
+    if rig is None or rig.focus is None:
+        return frame
+    held, side = share_of_rays(seen, frame.box, silhouettes), np.ptp(frame.box, axis=0).max()
+    if held >= HELD and max(_size(image, silhouettes[image.name], rig.focus) for image in seen) >= SMALL * side:
+        return frame
+    hull = _hull(seen, silhouettes, rig)
+    if hull is None or share_of_rays(seen, hull, silhouettes) < HELD:
+        text = f"the box meets {held:.1%} of the object's rays, and alpha leads to no other; give data.box"
+        return replace(frame, notes=(*frame.notes, Note("warning", text)))
+    center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
+    box = scale * (hull - center)
+    unit = {"center": frame.to_input(center), "scale": scale * frame.scale, "near": scale * frame.near, "far": FAR}
+    text = (
+        f"box {corner_text(box)} instead, found from alpha in {len(seen)} images; one model unit is "
+        f"{1 / unit['scale']:.4g} input units: the box above meets {held:.1%} of the object's rays, and is "
+        f"{side / np.ptp(hull, axis=0).max():.2g} times as long as the object"
+    )
+    return replace(frame, **unit, box=box, notes=(*frame.notes, Note("info", text)))
+
+
+def _size(image: PosedImage, silhouette: np.ndarray, focus: np.ndarray) -> float:
+    """How long the object is that an image shows, if it is at the `focus`; up to its diagonal."""
+    distance = np.linalg.norm(image.camera_to_world[:, 3] - focus)
+    extents = [np.ptp(np.flatnonzero(silhouette.any(axis))) + 1 for axis in (0, 1)]  # columns, rows
+    tangents = 2 * np.array(half_tangents(image.lens))
+    return float(np.linalg.norm(tangents * extents) / len(silhouette) * distance)
+
+
+def _hull(images: Sequence[PosedImage], silhouettes: Silhouettes, rig: Rig) -> np.ndarray | None:
+    """The box [2, 3] of the visual hull, in the frame of the poses; none where the cameras do not enclose one."""
+    reach = np.linalg.norm(rig.positions - rig.focus, axis=1).max()
+    box = rig.focus + np.array([[-reach], [reach]])
+    for _ in range(PASSES):
+        steps = (np.arange(CELLS) + 0.5) / CELLS
+        unit = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), axis=-1).reshape(-1, 3)
+        centers, cell = box[0] + unit * np.ptp(box, axis=0), np.ptp(box, axis=0) / CELLS
+        seen, missed = sum(_looks_at(image, silhouettes[image.name], centers, cell).astype(int) for image in images)
+        kept = centers[(seen >= SEEN * len(images)) & (missed <= MISSED * seen)]
+        if not len(kept):
+            return None
+        box = np.stack([kept.min(0) - cell / 2, kept.max(0) + cell / 2])
+    return box
+
+
+def _looks_at(image: PosedImage, silhouette: np.ndarray, centers: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    """Which cells, by their centers [N, 3], are in the image, and which of these are not in its silhouette, [2, N]."""
+    lens, side = image.lens, len(silhouette)
+    local = (centers - image.camera_to_world[:, 3]) @ image.camera_to_world[:, :3] * [1.0, -1, -1]
+    sides = np.array([lens.width, lens.height])
+    x, y = (lens.project(torch.from_numpy(local)).numpy() / sides * side).T
+    is_in = (x >= 0) & (x < side) & (y >= 0) & (y < side)  # which NaN is not
+    depth = np.maximum(local[:, 2], 1e-9 * np.abs(local).max())
+    half = max(np.array(lens.focal) / sides) * side * np.linalg.norm(cell) / 2 / depth  # of a cell, in the image
+    sums = np.pad(silhouette.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    x, y = np.nan_to_num([x, y])
+    left, top, right, bottom = np.clip([x - half, y - half, x + half + 1, y + half + 1], 0, side).astype(int)
+    count = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
+    return np.stack([is_in, is_in & (count == 0)])

@@ -155,11 +155,9 @@ def observed_depths(poses: np.ndarray, points: Points, training: np.ndarray, tan
         point, view = point[used], view[used]
         depths = -np.einsum("ij,ij->i", points.positions[point] - poses[view, :, 3], poses[view, :, 2])
         return depths[depths > 0]
-    seen = []
     cloud = points.positions[evenly(len(points.positions), MAX_UNTRACKED[1])]
-    for view in np.flatnonzero(training)[evenly(int(training.sum()), MAX_UNTRACKED[0])]:
-        seen.append(-seen_by(cloud, poses[view], tangents[view])[:, 2])
-    return np.concatenate(seen)
+    views = np.flatnonzero(training)[evenly(int(training.sum()), MAX_UNTRACKED[0])]
+    return np.concatenate([-seen_by(cloud, poses[view], tangents[view])[:, 2] for view in views])
 
 
 def seen_by(points: np.ndarray, pose: np.ndarray, tangents: np.ndarray) -> np.ndarray:
