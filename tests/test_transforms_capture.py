@@ -298,6 +298,7 @@ RADIAL4 = "RADIAL4_TANGENTIAL"
         ({"camera_model": "OPENCV", **K, **P, "k3": 0.5, "k4": 0}, RADIAL4, (*F, 0.1, 0.02, 0.5, 0, 0.003, -0.004)),
         ({"applied_scale": 1, "k4": 0.5}, RADIAL4, (*F, 0, 0, 0, 0.5, 0, 0)),
         ({"distortion_params": [1e-3, 2e-3, 5e-3, 6e-3, 0, 0]}, RADIAL4, (*F, 1e-3, 2e-3, 5e-3, 6e-3, 0, 0)),
+        ({"aabb_scale": 1, **K, **P, "k3": 0.5}, RADIAL4, (*F, 0.1, 0.02, 0.5, 0, 0.003, -0.004)),  # of RealityCapture
         ({"camera_model": "OPENCV_FISHEYE", **K, "k3": 0.3, "k4": 0.4}, "OPENCV_FISHEYE", (*F, 0.1, 0.02, 0.3, 0.4)),
         ({"is_fisheye": True, "aabb_scale": 1, "k3": 0.3}, "OPENCV_FISHEYE", (*F, 0, 0, 0.3, 0)),
         ({"is_fisheye": 1, "distortion_params": [0.1, 0, 0, 0.2, 0, 0]}, "OPENCV_FISHEYE", (*F, 0.1, 0, 0, 0.2)),

@@ -231,7 +231,7 @@ def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfs
         known = f"{UNDISTORT}, or give one of {', '.join(NAMED_MODELS)}"
         raise SceneError(f"{where}: camera_model {reprlib.repr(named)} is not supported; {known}")
     if model == "OPENCV" and (powers := [f"'{key}'" for key in ("k3", "k4") if key in terms]):
-        if named is None and not is_nerfstudio:
+        if named is None and not is_nerfstudio and not values.keys() & {"p1", "p2"}:  # which no fisheye has
             raise SceneError(
                 f"{where}: {' and '.join(powers)} without 'camera_model' can mean several lenses; give camera_model "
                 "OPENCV (powers 6 and 8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
