@@ -311,6 +311,16 @@ def handlers():
         signal.signal(number, handler)
 
 
+def test_a_signal_before_a_training_begins_ends_it_with_a_word(options, tmp_path):
+    code = (
+        "import os, signal; from nerfkit import commands; from nerfkit.data.scene import Views\n"
+        "Views.load = lambda *given: os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"commands.run_command('train', ['--config', {str(options)!r}, '--out', {str(tmp_path / 'run')!r}])"
+    )
+    assert last_line(call_process("-c", code, status=128 + signal.SIGTERM)) == "stopped"
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_first_signal_is_remembered_and_the_second_stops_at_once(handlers):
     for number in STOPPING:
         before = signal.getsignal(number)

@@ -20,13 +20,14 @@ import numpy as np
 
 from nerfkit.errors import RunError, UserError
 from nerfkit.files import MARKER, OwnFolder, atomic_write
-from nerfkit.reading import shown
+from nerfkit.reading import open_regular, shown
 from nerfkit.training.run.folder import RunFolder
 
 PACKAGES = {"skimage.measure": "scikit-image", "scipy.sparse": "scipy", "scipy.spatial": "scipy"}  # where names differ
 ABOUT = ".export.json"  # ending of the JSON beside an output
 FINISHED, UNFINISHED = "export.json", "unfinished.json"  # in a folder of outputs
 KEY = "of.json"  # in a folder of parts: what they are parts of
+MAX_PART = 2**33  # bytes
 PLY_TYPES = {"f4": "float", "f8": "double", "u1": "uchar"}
 DOUBLE_ABOVE = 1e3  # distances from the origin, in sizes, at which float32 has steps of 1/10,000 of the size
 
@@ -157,8 +158,10 @@ class Work:
         """The arrays of a part: as an earlier attempt left them, or else made now and kept."""
         file = f"{name}.npz"
         if self.folder.owns(file):
-            with np.load(self.folder.path / file, allow_pickle=False) as arrays:
-                return dict(arrays)
+            with open_regular(self.folder.path / file, MAX_PART, "part of an export", RunError) as content:
+                kept = np.load(content, allow_pickle=False)
+                if not any(entry.compress_type for entry in kept.zip.infolist()):  # else it is not of this class
+                    return dict(kept)
         content, arrays = BytesIO(), make()
         np.savez(content, **arrays)
         self.folder.write(file, content.getvalue())
