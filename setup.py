@@ -48,7 +48,11 @@ ARCHITECTURES = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 @functools.cache
 def answer_of(*command: str) -> str:
     """What a program prints, also as errors."""
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+    try:
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.run(command, **pipe, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def switch(name: str) -> str:
@@ -92,7 +96,7 @@ def architectures() -> list[str]:
     knows, all if it cannot be asked, with PTX of the newest for later GPUs."""
     asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").replace(",", " ").split()
     query = "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"
-    if found := asked or (shutil.which("nvidia-smi") and re.findall(r"^\d+\.\d$", answer_of(*query), re.M)):
+    if found := asked or re.findall(r"^\d+\.\d$", answer_of(*query), re.M):
         return sorted(set(found))
     answer = answer_of(NVCC, "--list-gpu-arch").split()
     known = [name for name in ARCHITECTURES if f"compute_{name.replace('.', '')}" in answer] or ARCHITECTURES

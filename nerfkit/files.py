@@ -117,7 +117,7 @@ class OwnFolder:
     def note(self, name: str, is_there: bool = False) -> None:
         """List `name` as nerfkit's, before it is written, or where it `is_there` because a library has just made it.
 
-        Raises RunError if it is none, the folder is gone, or another file has that name.
+        Raises RunError if `name` is none of a file, the folder is gone, or another file has that name.
         """
         if not is_name(name):
             raise RunError(f"{shown(name)!r} cannot be the name of a file or folder in {self.path}; rename it")

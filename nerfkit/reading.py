@@ -169,9 +169,15 @@ def shown(text: str | os.PathLike, limit: int = 200) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
+def first_of(names: Iterable[str], count: int = 3) -> str:
+    """The first names in order, for a note."""
+    ordered = sorted(names)
+    return ", ".join(shown(name, 60) for name in ordered[:count]) + ", ..." * (len(ordered) > count)
+
+
 def harmless(message: str) -> str:
-    """A message for a terminal, which obeys none of its characters but the ends of lines; of other encodings' bytes,
-    which names of files may have, it knows what to do."""
+    """A message for a terminal, without characters that the terminal would obey, such as one that clears it; ends of
+    lines stay, and so do bytes of names of files that are in no encoding."""
     if message.isprintable():
         return message
     kept = (c if c.isprintable() or c == "\n" or "\udc80" <= c <= "\udcff" else ascii(c)[1:-1] for c in message)

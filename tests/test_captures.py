@@ -277,9 +277,9 @@ def written(folder: Path, picture) -> str:
     ("picture", "channels", "said"),
     [
         (noise, 3, ()),
-        (lambda k: rgba(k, 255), 3, ("alpha", "16 of 17")),
-        (lambda k: rgba(k, 254), 3, ("alpha", "16 of 17")),
-        (lambda k: rgba(k, 255) if k == 5 else noise(k), 3, ("alpha", "1 of 1")),
+        (lambda k: rgba(k, 255), 3, ("alpha", "20 images")),
+        (lambda k: rgba(k, 254), 3, ("alpha", "20 images")),
+        (lambda k: rgba(k, 255) if k == 5 else noise(k), 3, ("alpha", "1 images")),
         (lambda k: rgba(k, 255 * LEFT), 4, ()),
         (lambda k: rgba(k, np.arange(WIDTH) * 10), 4, ()),
         (multiplied, 4, ("straight alpha",)),

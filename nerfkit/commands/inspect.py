@@ -112,7 +112,7 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
     doubts = [problem for _, problem in broken[:MAX_NAMES]]
     if others := [shown(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
         doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
-    doubts = doubts or doubts_of_pictures(pictures)
+    doubts = doubts or doubts_of_pictures(pictures, data.background or "white")
     notes = []
     if cutout:
         notes.append(CUT_OUT)

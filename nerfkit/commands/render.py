@@ -173,8 +173,8 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
         if earlier:
             print(f"{len(earlier)} files of an earlier rendering are removed from {folder.path}")
         folder.clear()
-    elif not options.resume:
-        folder.clear(files)
+    else:
+        folder.clear(() if options.resume else files)
     folder.write(PATH_FILE, path)
 
 

@@ -224,11 +224,11 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
     views = scene.split(split)
     print(f"scoring {len(views.files)} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
     trainer.model.eval()
-    if trainer.processes.is_first:
-        folder.lock()
     try:
+        if trainer.processes.is_first:
+            folder.lock()
         metrics = evaluate(trainer.model, config, views, state, folder, trainer.device, "", trainer.processes)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RunError):
         if trainer.processes.is_first:
             command = as_typed("eval", folder.path, *own_module(config))
             print(f"\nthe training is complete and saved; to score it:\n  {command}")

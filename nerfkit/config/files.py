@@ -13,6 +13,7 @@ import msgspec
 import tomli_w
 
 from nerfkit.config.options import Config
+from nerfkit.config.recipe import BASE
 from nerfkit.config.resolve import Decision, check, check_values
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
@@ -73,7 +74,8 @@ def read_decisions(folder: Path) -> dict[str, Decision]:
         return {}
     content = read_regular(file, MAX_DECISIONS, "the run's decisions", ConfigError)
     try:
-        return msgspec.json.decode(content, type=dict[str, Decision])
+        decisions = msgspec.json.decode(content, type=dict[str, Decision])
+        return {option: decision for option, decision in decisions.items() if option in BASE}
     except (msgspec.DecodeError, UnicodeError) as error:
         raise ConfigError(f"{shown(file)} is not what nerfkit writes ({shown(str(error))}); edited?") from None
 

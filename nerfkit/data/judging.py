@@ -76,17 +76,22 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
         largest, _, has_more = _largest(pool, gray, 2 ** BITS[-2])
         if has_more and (bits := _bits(largest)) < BITS[-1]:
             headers = {name: header._replace(bits=min(header.bits, bits)) for name, header in headers.items()}
-            notes.append(f"gray images hold {bits} bits in 16: their largest level is {largest}")
+            notes.append(
+                f"gray images are taken to hold {bits} bits in 16, for their largest level is {largest}; save "
+                "them in 8 bits if they are dark"
+            )
         names = set(training)
-        chosen = [i for i in images if i.name in names and (headers[i.name].has_alpha or (cutout and i.mask))]
-        found = _looks(pool, chosen, look)
+        chosen = [image for image in images if headers[image.name].has_alpha or (cutout and image.mask)]
+        found = _looks(pool, [image for image in chosen if image.name in names], look, _is_seen_through)
+        if not _is_seen_through([one for _, one in found]):  # what is transparent in one image is so in all
+            found += _looks(pool, [image for image in chosen if image.name not in names], look, _is_seen_through)
     is_object = cutout or any(header.has_alpha for header in headers.values())
     if found:
         lowest, highest, edges, brighter = np.array([counts for _, (_, counts) in found]).T
         if lowest.min() >= OPAQUE:
             headers = {name: header._replace(has_alpha=False) for name, header in headers.items()}
             is_object = cutout
-            notes.append(f"alpha is left out: {len(found)} of {len(chosen)} images with it were looked at, all opaque")
+            notes.append(f"alpha is left out: the {len(found)} images with it are opaque")
         elif highest.max() <= 255 - OPAQUE:
             raise SceneError(
                 f"data.path: alpha is {highest.max()} of 255 at most in the {len(found)} images that were looked at, "
@@ -95,7 +100,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
         elif edges.sum() >= EDGES and not brighter.any():
             text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"
             notes += as_warnings([text])
-    silhouettes = {image.name: silhouette for image, (silhouette, _) in found} if is_object else {}
+    silhouettes = {image.name: one for image, (one, _) in found if image.name in names} if is_object else {}
     return Judged(headers, kind, silhouettes, is_object, notes_of(*notes))
 
 
@@ -105,11 +110,15 @@ def _largest(pool: ThreadPoolExecutor, files: Sequence[Path], enough: int) -> tu
 
     def look(file: Path) -> tuple[int, int, int]:
         levels, alpha = stored_levels(file)
-        varies = alpha is not None and alpha.min() < alpha.max()
+        varies = alpha is not None and 2 * int(alpha.min()) < int(alpha.max())  # more than at edges of what is drawn
         return int(levels.max()), int(alpha.max()) if varies else 0, int((levels % np.uint16(257)).any())
 
     found = [one for _, one in _looks(pool, files, look, lambda found: np.max(found) > enough)]
     return tuple(map(int, np.max(found, axis=0))) if found else (0, 0, 0)
+
+
+def _is_seen_through(found: list[tuple[np.ndarray, tuple[int, ...]]]) -> bool:
+    return any(counts[0] < OPAQUE for _, counts in found)
 
 
 def _bits(largest: int) -> int:

@@ -24,6 +24,7 @@ ALIKE = 0.03  # relative difference of shares that are one
 # shapes (stereographic) by 0.37 at 200 degrees. A barrel's limit is where its polynomial folds.
 PINCUSHION, PINCUSHION_FISHEYE = 1.3, 1.5
 LARGEST_SENSOR = 60  # mm
+MOST = 64  # lenses with distortion, evenly spaced, that are looked at
 COARSE = 16  # nodes across a lens whose distortion is looked at
 
 
@@ -31,15 +32,18 @@ def doubts_of_lenses(lenses: Iterable[Lens]) -> list[str]:
     """Lines on lenses of images that hardly any camera has: what is odd of the first, and what it may be instead."""
     counts = Counter(lenses)
     found: dict[str, tuple[str, int]] = {}  # by kind: of the first lens, and images of all
+    n_distorted = sum(not lens.is_pinhole for lens in counts)
+    every, seen = max(1, n_distorted // MOST), 0  # the distortion of each takes a hundredth of a second
     for lens, count in counts.items():
-        for kind, text in islice(_oddities(lens), 1):  # what follows from the first is odd as well
+        seen += not lens.is_pinhole
+        for kind, text in islice(_oddities(lens, seen % every == 0), 1):  # what follows from the first is odd as well
             first, n_images = found.get(kind, (text, 0))
             found[kind] = first, n_images + count
     return [f"{text} (lenses of {n_images} of {counts.total()} images)" for text, n_images in found.values()]
 
 
-def _oddities(lens: Lens) -> Iterator[tuple[str, str]]:
-    """Kinds and descriptions of what is odd of a lens."""
+def _oddities(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, str]]:
+    """Kinds and descriptions of what is odd of a lens; of its distortion only on request."""
     (cx, cy), (fx, fy), width, height = lens.center, lens.focal, lens.width, lens.height
     size, longer, shortest = f"{width}x{height}", max(width, height), min(fx, fy)
     x, y = cx / width, cy / height
@@ -70,7 +74,7 @@ def _oddities(lens: Lens) -> Iterator[tuple[str, str]]:
             f"the focal lengths {fx:.5g} and {fy:.5g} mean pixels {stretch:.2f} times as long one way as the other: "
             "unless the images were stretched, correct the wrong one, or find the poses again with one for both",
         )
-    if text := _distortion(lens):
+    if looks_at_distortion and (text := _distortion(lens)):
         yield "distortion", text
 
 

@@ -124,9 +124,12 @@ class TrainingViews:
         n_steps: int = 10**9,
     ):
         if isinstance(images, Tensor):
-            if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] not in (3, 4):
-                kind = str(images.dtype).removeprefix("torch.")
-                raise SceneError(f"images must be uint8 [V, H, W, 3 or 4], got {kind} {list(images.shape)}")
+            wanted = [len(cameras), *reversed(cameras.size())]
+            if images.dtype != torch.uint8 or list(images.shape[:-1]) != wanted or images.shape[-1] not in (3, 4):
+                raise SceneError(
+                    f"images must be uint8 [{', '.join(map(str, wanted))}, 3 or 4], as the cameras are, got "
+                    f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
+                )
             count, height, width = images.shape[:-1]
             first = torch.arange(count, device=images.device) * (height * width)
             images = ImagePool(images.flatten(0, 2), first, ((width, height),) * count)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from nerfkit.errors import SceneError
-from nerfkit.reading import native_name, shown
+from nerfkit.reading import first_of, native_name, shown
 
 IMAGE_EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif", ".exr", ".jp2", ".ppm")
@@ -33,6 +34,16 @@ def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> l
         images = (name for name in files if os.path.splitext(name)[1].lower() in extensions)
         names += [posixpath.normpath(f"{inner}/{name}") for name in images if not name.startswith(".")]
     return sorted(names)
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """A key to sort by that has 2 before 10.
+
+    >>> sorted(["b2", "b10", "a/3"], key=natural_key)
+    ['a/3', 'b2', 'b10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts] + [(0, 0, name)]
 
 
 def _cannot_list(problem: OSError) -> None:
@@ -123,9 +134,3 @@ def find_masks(folder: Path, names: Iterable[str]) -> tuple[dict[str, Path], lis
     if unused := set(files) - set(found.values()):
         notes.append(f"{len(unused)} of {len(files)} files in {MASKS} belong to no image ({first_of(unused)})")
     return {name: masks / file for name, file in found.items()}, notes
-
-
-def first_of(names: Iterable[str], count: int = 3) -> str:
-    """The first names in order, for a note."""
-    ordered = sorted(names)
-    return ", ".join(shown(name, 60) for name in ordered[:count]) + ", ..." * (len(ordered) > count)

@@ -14,9 +14,8 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, notes_of, rotations_of
 from nerfkit.data.images.pixels import image_header
-from nerfkit.data.readers.folders import first_there, list_images
+from nerfkit.data.readers.folders import first_there, list_images, natural_key
 from nerfkit.data.readers.transforms.cameras_json import pose_of
-from nerfkit.data.sfm.photographs import natural_key
 from nerfkit.errors import SceneError
 from nerfkit.reading import read_json, read_regular, read_text_utf8, shown
 

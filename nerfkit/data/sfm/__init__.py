@@ -20,11 +20,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
-from nerfkit.data.readers.folders import first_of
 from nerfkit.data.sfm.mapping import largest_model
 from nerfkit.data.sfm.photographs import Photograph, Report, find_photographs, image_folder
 from nerfkit.errors import SceneError, UserError
-from nerfkit.reading import read_json, shown
+from nerfkit.reading import first_of, read_json, shown
 
 VIDEOS = (".mp4", ".mov", ".mkv", ".m4v", ".avi", ".webm", ".mts", ".mpg", ".mpeg")
 FRAMES = 150  # of a video

@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from nerfkit.data.images.pixels import FORMATS, image_header
-from nerfkit.data.readers.folders import list_images
+from nerfkit.data.readers.folders import list_images, natural_key
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
@@ -40,16 +40,6 @@ class Photograph:
     lens: tuple  # what photographs of one lens have in common: width and height, upright, and what EXIF says of it
     is_turned: bool  # the stored pixels are not upright
     is_map: bool  # of depth, by 16 bits of gray, or by its name of that or something else
-
-
-def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """A key to sort by that has 2 before 10.
-
-    >>> sorted(["b2", "b10", "a/3"], key=natural_key)
-    ['a/3', 'b2', 'b10']
-    """
-    parts = re.split(r"([0-9]+)", name)
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts] + [(0, 0, name)]
 
 
 def image_folder(folder: Path) -> Path:

@@ -150,7 +150,7 @@ def _load_moments(optimizer: torch.optim.Optimizer, parameters: list[Tensor], va
         wanted = {"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape}
         wrong = sorted(wanted.items() ^ {name: value.shape for name, value in moments.items()}.items())
         if wrong:
-            raise ValueError(f"optimizer.{index}.{wrong[0][0]} is missing, or has not the parameter's {list(shape)}")
+            raise ValueError(f"optimizer.{index}.{wrong[0][0]} is missing, or its shape is not {list(shape)}")
         state["state"][int(index)] = moments
     optimizer.load_state_dict(state)
 

@@ -143,14 +143,18 @@ class Previews(Watcher):
 
     def _finish(self, trainer: Trainer, stopped: bool) -> None:
         steps = self.steps()
-        if not steps or not stopped and trainer.step not in steps:
-            self._draw(trainer)
         truth = to_uint8(self.truth)
-        drawn = [imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()]
-        pictures = [picture for picture in drawn if picture.shape == truth.shape]
+        if not (stopped and self._drawn(truth)) and trainer.step not in steps:
+            self._draw(trainer)
+        pictures = self._drawn(truth)
         self.folder.write(TRUTH, png_bytes(self.truth))
         self.folder.write(STRIP, png_bytes(strip(pictures, truth)))
         self.folder.write(GIF, gif_bytes(pictures, FPS, LAST))
+
+    def _drawn(self, truth: np.ndarray) -> list[np.ndarray]:
+        """The pictures of the size of the truth; those that another device drew may have another."""
+        drawn = [imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()]
+        return [picture for picture in drawn if picture.shape == truth.shape] or [truth][: bool(drawn)]
 
 
 def strip(pictures: list[np.ndarray], truth: np.ndarray) -> Tensor:

@@ -28,10 +28,10 @@ from nerfkit.data.readers.colmap.records import (
     cameras_of,
     images_of,
 )
-from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
+from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
-from nerfkit.reading import alike, shown
+from nerfkit.reading import alike, first_of, shown
 
 FORMS = {".bin": BinaryRecords, ".txt": TextRecords}
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")

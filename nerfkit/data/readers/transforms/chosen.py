@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nerfkit.data.capture import Note
-from nerfkit.data.readers.transforms.cameras_json import SPLITS, unused_keys
+from nerfkit.data.readers.transforms.cameras_json import SPLITS, is_number, unused_keys
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
@@ -42,19 +42,20 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
     for key, given in of_frames.items():
         plain, place = re.sub("[^a-z]", "", key.lower()), f"{where}: '{shown(key, 40)}'"
         differ = len(set(map(repr, given.values()))) > 1
-        if rule := _rule(plain):
+        rule = _rule(plain)
+        if rule and any(isinstance(v, str | bool) or str(v) in rule for v in given.values()):  # else it means another
             del unused[key]
             for index, value in given.items():
                 if (effect := rule.get(str(value).lower())) is None:
                     known = ", ".join(rule)
                     raise SceneError(f"{place} of frame {index} must be one of {known}, got {reprlib.repr(value)}")
                 effects[index] = max(effects[index], EFFECTS.index(effect))
-        elif plain in MOVES and differ:
+        elif plain in MOVES and differ and not all(map(is_stamp, given.values())):
             raise SceneError(
                 f"{place} differs among the frames, so that the scene moves, but only scenes that stand still are "
                 "trained; keep the frames of one time, or remove the key if nothing moves"
             )
-        elif CHOOSES.search(key) or all(isinstance(value, bool) for value in given.values()):
+        elif CHOOSES.search(key) or (plain.startswith("is") and all(isinstance(v, bool) for v in given.values())):
             doubts[key] = f"it differs among the frames; {REMOVE}" if differ or len(given) < len(frames) else ""
         elif _moves(next(iter(given.values())), frames[next(iter(given))]):
             doubts[key] = MULTIPLY
@@ -73,6 +74,11 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
     if not kept:
         raise SceneError(f"{where}: all frames are left out, as their keys say")
     return {index: effect or "train" for index, effect in kept.items()} if any(kept.values()) else kept
+
+
+def is_stamp(value: Any) -> bool:
+    """Whether a time is that of a clock, as cameras write it, and no place in a recording."""
+    return is_number(value) and value > 1e6
 
 
 def _rule(plain: str) -> dict[str, str]:
