@@ -281,6 +281,7 @@ def written(folder: Path, picture) -> str:
         (lambda k: rgba(k, 254), 3, ("alpha", "20 images")),
         (lambda k: rgba(k, 255) if k == 5 else noise(k), 3, ("alpha", "1 images")),
         (lambda k: rgba(k, 255 * LEFT), 4, ()),
+        (lambda k: rgba(k, 255 * LEFT if k == 8 else 255), 4, ()),  # a test view
         (lambda k: rgba(k, np.arange(WIDTH) * 10), 4, ()),
         (multiplied, 4, ("straight alpha",)),
     ],
@@ -324,8 +325,12 @@ def palette(labels: np.ndarray) -> Image.Image:
         *(lambda keep, k, top=top: Image.fromarray(keep * np.uint16(top)) for top in (255, 1023, 4095, 65535)),
         lambda keep, k: Image.fromarray(rgba(k, 255 * keep)),
         lambda keep, k: palette(keep * (1 + k % 2)),
+        lambda keep, k: Image.fromarray(np.dstack([255 * keep] * 3 + [255 - np.eye(*keep.shape, dtype=np.uint8)])),
     ],
-    ids=["8 bits", "0/1", "labels", "0/1 in 16", "8 in 16", "10 in 16", "12 in 16", "16 bits", "alpha", "palette"],
+    ids=[
+        *("8 bits", "0/1", "labels", "0/1 in 16", "8 in 16", "10 in 16", "12 in 16", "16 bits", "alpha", "palette"),
+        "alpha that hardly varies",
+    ],
 )
 def test_masks_keep_what_is_white_of_all(tmp_path, mask):
     """The first of them is all black, and the last all white."""

@@ -74,6 +74,9 @@ def rig_offset(index: int) -> list[list[float]]:
     "key, of_frame, is_doubted",
     [
         ("is_registered", lambda i: i > 4, True),
+        ("flash", lambda i: i > 4, False),
+        ("time", lambda i: 1.7e9 + i, False),
+        ("valid", lambda i: 0.9, False),
         ("train_weight", lambda i: i > 4, True),
         ("camera_to_rig", rig_offset, True),
         ("loss_interval", lambda i: i, False),
@@ -101,6 +104,8 @@ def test_a_split_without_images_is_a_camera_path(tmp_path: Path, capsys):
     call(render, run, "--path", "test", "--size", "6", "4")
     assert len(list(Path(run, "render/test").glob("*.png"))) == 40
     check_refused(lambda folder: load_scene(str(folder)).split("test"), scene, "no split 'test'")
+    change(scene, lambda c: c.update(frames=[]), "transforms_test.json")
+    assert list(load_scene(str(scene)).views) == ["train"], "an exporter wrote the file though nothing was asked for"
 
 
 def test_focal_lengths_of_a_stated_size_beat_angles(tmp_path: Path):

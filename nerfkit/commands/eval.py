@@ -18,7 +18,7 @@ from nerfkit.config import Config
 from nerfkit.data.load import format_elsewhere, scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
-from nerfkit.errors import RunError
+from nerfkit.errors import RunError, SceneError
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run.files import in_one_line, score_name, scores_file
@@ -38,7 +38,10 @@ def main(options: EvalOptions, processes: Processes = ALONE) -> int:
         config.eval.comparisons = options.comparisons
     config.eval.lpips = config.eval.lpips if options.lpips is None else options.lpips
     scene = find_scene(options.data, config, run_frame(folder.path))
-    views = scene.split(config.eval.split)
+    if (split := config.eval.split) not in scene.views:
+        known = " or ".join(scene.views)
+        raise SceneError(f"{scene.name} has no {split} views with images; score others with --split {known}")
+    views = scene.split(split)
     differences = scene_differences(run.scene, describe(scene), (config.eval.split,))
     other = scene.name if differences else ""
     if other:

@@ -66,7 +66,7 @@ class RenderOptions(RunOptions):
 
     path: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
     frames: ranged(int | None, 1, 100_000) = None  # of orbit, spiral and interpolate; 60, or 4 a view, if left out
-    size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height, which keeps its angle; else as trained
+    size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height, whose angle stays; else as trained
     fps: integer(1, 1000) = 20  # frames per second of the video
     outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty

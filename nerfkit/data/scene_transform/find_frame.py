@@ -318,12 +318,13 @@ def with_its_box(frame: Frame, images: Sequence[PosedImage], silhouettes: Silhou
     center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
     box = scale * (hull - center)
     unit = {"center": frame.to_input(center), "scale": scale * frame.scale, "near": scale * frame.near, "far": FAR}
+    longest = float(np.ptp(hull, axis=0).max())
     text = (
-        f"box {corner_text(box)} instead, found from alpha in {len(seen)} images; one model unit is "
-        f"{1 / unit['scale']:.4g} input units: the box above meets {held:.1%} of the object's rays, and is "
-        f"{side / np.ptp(hull, axis=0).max():.2g} times as long as the object"
+        f"kind object: alpha in {len(seen)} images shows it around {vector_text(unit['center'])} in the input, "
+        f"{longest / frame.scale:.4g} long; that is the box {corner_text(box)}, for the usual one meets {held:.1%} of "
+        f"its rays, and is {side / longest:.2g} times as long"
     )
-    return replace(frame, **unit, box=box, notes=(*frame.notes, Note("info", text)))
+    return replace(frame, **unit, box=box, notes=(*(() if frame.is_identity else frame.notes), Note("info", text)))
 
 
 def _size(image: PosedImage, silhouette: np.ndarray, focus: np.ndarray) -> float:

@@ -101,7 +101,8 @@ def read_synthetic(folder: Path) -> Capture:
     files, notes = [folder / name for name in SPLIT_FILES if os.path.lexists(folder / name)], []
     if (train := folder / "transforms_train.json") not in files:
         raise SceneError(f"{shown(train)} is missing")
-    frames = {file: _frames(_content(file, notes), file, notes) for file in files}
+    contents = {file: _content(file, notes, may_be_empty=file != train) for file in files}
+    frames = {file: _frames(content, file, notes) for file, content in contents.items() if content["frames"]}
     merged = _with_nearest(_merged_splits(frames, notes), folder, notes)
     images = _images(merged, [None] * len(merged), False, notes)
     notes += doubts_of_axes(shown(folder), images, None, Z_UP)
@@ -114,12 +115,15 @@ def read_synthetic(folder: Path) -> Capture:
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
 
 
-def _content(file: Path, notes: list[str | Note]) -> dict[str, Any]:
+def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
     """What a file holds; `notes` get warnings of scales that are none."""
     needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
     if free is not None and needed > free:
         raise SceneError(f"{shown(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
     content = reading.read_json(file, SceneError, "scene file")
+    if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
+        notes.append(f"{file.name} holds no views")
+        return content
     frames_of(content, shown(file))
     notes += as_warnings(f"{shown(file.name)}: {line}" for line in doubts_of_scales(content))
     return content
