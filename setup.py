@@ -13,6 +13,7 @@ is never imported, only its headers are read, so that build isolation need not f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -35,9 +36,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 TEMP = Path("build/temp")  # for editable installations, too, which setuptools would give a new folder each
 # Libraries for the CPU, and the -march of each; _C runs everywhere.
-INSTRUCTION_SETS = {"_C": ""}
-if platform.machine() in ("x86_64", "AMD64"):
-    INSTRUCTION_SETS |= {"_C_avx2": "x86-64-v3", "_C_avx512": "x86-64-v4"}
+IS_X86 = platform.machine() in ("x86_64", "AMD64")
+INSTRUCTION_SETS = {"_C": "", **({"_C_avx2": "x86-64-v3", "_C_avx512": "x86-64-v4"} if IS_X86 else {})}
 # Ops whose CPU kernels g++ -O2 makes 1.1 to 2.1 times slower (measured, AVX-512), or gives other last bits (composite).
 # The others are as fast, and compile in about two thirds of the time.
 NEED_O3 = ("composite", "grid_encode", "lazy_adam", "march", "spherical_harmonics", "trilinear")
@@ -48,11 +48,9 @@ ARCHITECTURES = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 @functools.cache
 def answer_of(*command: str) -> str:
     """What a program prints, also as errors."""
-    try:
-        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.run(command, **pipe, text=True, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20).stdout
+    return ""
 
 
 def switch(name: str) -> str:
@@ -92,8 +90,7 @@ def cuda_home() -> Path:
 
 
 def architectures() -> list[str]:
-    """Compute capabilities to build for: as asked, else those of this machine's GPUs, else the ARCHITECTURES that nvcc
-    knows, all if it cannot be asked, with PTX of the newest for later GPUs."""
+    """Compute capabilities: as asked, else those of the GPUs here, else all that nvcc knows, with PTX of the newest."""
     asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").replace(",", " ").split()
     query = "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"
     if found := asked or re.findall(r"^\d+\.\d$", answer_of(*query), re.M):
@@ -161,8 +158,7 @@ def compile_command(source: str, target: str, library: str) -> list[str]:
             flags += ["--compress-mode=size"]  # makes the library five times smaller; nvcc has it from 12.8 on
         for architecture in architectures():
             number, ptx, _ = architecture.replace(".", "").partition("+PTX")
-            kinds = ("sm", "compute") if ptx else ("sm",)
-            flags += [f"-gencode=arch=compute_{number},code={kind}_{number}" for kind in kinds]
+            flags += [f"-gencode=arch=compute_{number},code={k}_{number}" for k in ("sm", "compute")[: 1 + bool(ptx)]]
         return [NVCC, *flags, *common]
     flags = ["-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
     # Not -ffast-math: it would flush the whole process's denormals to zero.
