@@ -218,13 +218,17 @@ def test_the_rooms_recipe_in_a_quarter_of_its_steps():
 # ---- what `data.appearance` and `data.poses` are worth
 
 
+def compared(config, of, option: str, value: str, fitted: str):
+    """A trainer with an option of data; the scores without it, with it, and with it fitted to each test view."""
+    without = score(trained(config, of), of)
+    setattr(config.data, option, value)
+    trainer = trained(config, of)
+    return trainer, without, score(trainer, of), score(trainer, of, fitted)
+
+
 @pytest.mark.slow
 def test_changing_light_does_not_spoil_the_field(small_config):
-    of = capture(0, gains=0.3)
-    without = score(trained(small_config, of), of)
-    small_config.data.appearance = "affine"
-    trainer = trained(small_config, of)
-    raw, corrected = score(trainer, of), score(trainer, of, "cc")
+    _, without, raw, corrected = compared(small_config, capture(0, gains=0.3), "appearance", "affine", "cc")
     assert raw > without + 0.4, f"{without:.2f} dB without, {raw:.2f} dB with"
     assert corrected > raw + 0.2
 
@@ -232,10 +236,7 @@ def test_changing_light_does_not_spoil_the_field(small_config):
 @pytest.mark.slow
 def test_poses_that_are_off_are_found(small_config):
     of = capture(0, degrees=1.0)
-    without = score(trained(small_config, of), of)
-    small_config.data.poses = "refine"
-    trainer = trained(small_config, of)
-    raw, fitted = score(trainer, of), score(trainer, of, "aligned")
+    trainer, without, raw, fitted = compared(small_config, of, "poses", "refine", "aligned")
     before, after = pixels_off(of.given, of.true), pixels_off(trainer.adjustments.cameras(of.given), of.true)
     assert after < 0.6 * before, f"{before:.2f} pixels before, {after:.2f} after"
     assert raw > without + 2, f"{without:.2f} dB without, {raw:.2f} dB with"

@@ -29,7 +29,7 @@ from nerfkit.data.judging import judge
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import in_words
-from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, leaves_the_middle
+from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, outlines_an_object
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.errors import SceneError
@@ -76,7 +76,7 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
 
     def on_disk(image: PosedImage, problem: str) -> OnDisk:
         header = judged.headers.get(image.name)
-        ignored, is_around = None, False
+        ignored, outlines_object = None, False
         if header is None:
             return OnDisk(0, 0, problem=problem)
         if image.mask is not None and not cutout:
@@ -84,10 +84,10 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
                 mask = read_mask(image.mask, (header.width, header.height), judged.masks) == capture.white_ignores
             except SceneError as error:
                 return OnDisk(0, 0, problem=str(error))
-            ignored, is_around = float(mask.mean()), leaves_the_middle(mask)
+            ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
         width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
         has_alpha = header.has_alpha or (cutout and image.mask is not None)
-        return OnDisk(width, height, has_alpha, ignored, is_around, problem)
+        return OnDisk(width, height, has_alpha, ignored, outlines_object, problem)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         sampled = set(evenly(len(candidates), PICTURES))
@@ -135,7 +135,7 @@ class OnDisk:
     height: int
     has_alpha: bool = False  # or is cut out by its mask
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
-    is_around: bool = False  # the mask ignores what is around the middle
+    outlines_object: bool = False  # its mask ignores the border of the image and keeps the middle
     problem: str = ""  # why it cannot be read, or not whole
 
 
@@ -208,8 +208,8 @@ class Inspection:
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
             problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
-        n_around = sum(file.is_around for _, file in self.there)
-        problems += doubts_of_masks(self.ignored, n_around, self.capture.white_ignores)
+        n_outlines = sum(file.outlines_object for _, file in self.there)
+        problems += doubts_of_masks(self.ignored, n_outlines, self.capture.white_ignores)
         train, test = (len(self.splits.get(name, [])) for name in ("train", "test"))
         if train < FEW_IMAGES:
             problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
@@ -326,5 +326,5 @@ def _megabytes(n_bytes: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that every font has, and none of it a formula."""
+    """ASCII text for matplotlib, which would read $ as the start of a formula."""
     return shown(text, 80).encode("ascii", "replace").decode().replace("$", r"\$")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pixels say that headers do not: whether alpha is one, of how many bits levels are, what is white in masks.
+"""What only the pixels tell: whether alpha is used, how many bits an image has, and which levels of a mask are white.
 
-A few files are looked at, evenly spaced, for each takes as long as to load it; all where these few leave it open.
+Decoding a file takes as long as loading it, so 16 evenly spaced files are checked, and all only if these are unclear.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Judged:
 
 
 def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str], cutout: bool) -> Judged:
-    """Look at some files of the images of a capture that have `headers`; at the alpha of those called `training` alone,
-    to which their masks belong if they are cut out. Raises SceneError if it leaves nothing."""
+    """Judge the images of a capture that have `headers`. Silhouettes are of `training` images alone; a mask that cuts
+    an object out counts as alpha. Raises SceneError if no image shows anything."""
 
     def look(image: PosedImage) -> tuple[np.ndarray, tuple[int, ...]]:
         """Silhouette; least and largest alpha, half-transparent pixels, and those too bright to be multiplied by it."""
@@ -82,9 +82,9 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
             )
         names = set(training)
         chosen = [image for image in images if headers[image.name].has_alpha or (cutout and image.mask)]
-        found = _looks(pool, [image for image in chosen if image.name in names], look, _is_seen_through)
-        if not _is_seen_through([one for _, one in found]):  # what is transparent in one image is so in all
-            found += _looks(pool, [image for image in chosen if image.name not in names], look, _is_seen_through)
+        found = _looks(pool, [image for image in chosen if image.name in names], look, _has_transparency)
+        if not _has_transparency([one for _, one in found]):  # the test images may have it
+            found += _looks(pool, [image for image in chosen if image.name not in names], look, _has_transparency)
     is_object = cutout or any(header.has_alpha for header in headers.values())
     if found:
         lowest, highest, edges, brighter = np.array([counts for _, (_, counts) in found]).T
@@ -117,7 +117,7 @@ def _largest(pool: ThreadPoolExecutor, files: Sequence[Path], enough: int) -> tu
     return tuple(map(int, np.max(found, axis=0))) if found else (0, 0, 0)
 
 
-def _is_seen_through(found: list[tuple[np.ndarray, tuple[int, ...]]]) -> bool:
+def _has_transparency(found: list[tuple[np.ndarray, tuple[int, ...]]]) -> bool:
     return any(counts[0] < OPAQUE for _, counts in found)
 
 

@@ -29,21 +29,21 @@ COARSE = 16  # nodes across a lens whose distortion is looked at
 
 
 def doubts_of_lenses(lenses: Iterable[Lens]) -> list[str]:
-    """Lines on lenses of images that hardly any camera has: what is odd of the first, and what it may be instead."""
+    """Warnings about lenses that no camera is known to have, each with the likely mistake; alike ones are counted."""
     counts = Counter(lenses)
     found: dict[str, tuple[str, int]] = {}  # by kind: of the first lens, and images of all
     n_distorted = sum(not lens.is_pinhole for lens in counts)
     every, seen = max(1, n_distorted // MOST), 0  # the distortion of each takes a hundredth of a second
     for lens, count in counts.items():
         seen += not lens.is_pinhole
-        for kind, text in islice(_oddities(lens, seen % every == 0), 1):  # what follows from the first is odd as well
+        for kind, text in islice(_implausible(lens, seen % every == 0), 1):  # the others follow from the first
             first, n_images = found.get(kind, (text, 0))
             found[kind] = first, n_images + count
     return [f"{text} (lenses of {n_images} of {counts.total()} images)" for text, n_images in found.values()]
 
 
-def _oddities(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, str]]:
-    """Kinds and descriptions of what is odd of a lens; of its distortion only on request."""
+def _implausible(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, str]]:
+    """What is implausible about a lens, as pairs of kind and warning; distortion is checked only on request."""
     (cx, cy), (fx, fy), width, height = lens.center, lens.focal, lens.width, lens.height
     size, longer, shortest = f"{width}x{height}", max(width, height), min(fx, fy)
     x, y = cx / width, cy / height

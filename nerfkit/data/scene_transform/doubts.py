@@ -234,21 +234,21 @@ def doubts_of_images(images: ImagePool, white_ignores: bool = False, background:
     pictures = [images.pixels[images.rows(int(view))].numpy() for view in chosen]
     masks = [] if images.ignored is None else [images.mask(view).numpy() for view in range(len(images))]
     shares = [share for mask in masks if (share := mask.sum() / mask.size)]
-    n_around = sum(map(leaves_the_middle, masks))
-    return doubts_of_pictures(pictures, background) + doubts_of_masks(shares, n_around, white_ignores)
+    n_outlines = sum(map(outlines_an_object, masks))
+    return doubts_of_pictures(pictures, background) + doubts_of_masks(shares, n_outlines, white_ignores)
 
 
-def leaves_the_middle(mask: np.ndarray) -> bool:
-    """Whether a mask [H, W], true where it ignores pixels, is around an object: it takes the edges, not the middle."""
+def outlines_an_object(mask: np.ndarray) -> bool:
+    """Whether a mask [H, W], true where it ignores pixels, ignores the image's border and keeps its middle."""
     height, width = mask.shape
     middle = mask[2 * height // 5 : 3 * height // 5 + 1, 2 * width // 5 : 3 * width // 5 + 1]
     edges = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
     return bool(edges.mean() > AROUND and middle.mean() < 1 - AROUND)
 
 
-def doubts_of_masks(shares: Sequence[float], n_around: int, white_ignores: bool) -> list[str]:
-    """Of masks, of which each ignores a share of its image's pixels, 0 to 1, and `n_around` leave the middle."""
-    if not shares or mean(shares) <= MASKED or n_around >= AROUND * len(shares):
+def doubts_of_masks(shares: Sequence[float], n_outlines: int, white_ignores: bool) -> list[str]:
+    """Of masks, of which each ignores a share of its image's pixels, 0 to 1, and `n_outlines` outline an object."""
+    if not shares or mean(shares) <= MASKED or n_outlines >= AROUND * len(shares):
         return []
     color, opposite = ("white", "black") if white_ignores else ("black", "white")
     return [
