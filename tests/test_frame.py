@@ -234,7 +234,9 @@ def test_box_of_an_object():
     flat = replace(points, positions=points.positions * [1, 1, 0])
     check_sane(find_frame(poses, flat, has_alpha=True))
     frame = find_frame(poses, has_alpha=True)
-    assert np.array_equal(frame.box, [[-1] * 3, [1] * 3])
+    assert np.allclose(frame.box, [[-1.2] * 3, [1.2] * 3]), "as long as the box of any object"
+    small = find_frame(poses, cloud((0, 0, 0.5), 0.01, 30, n=4000), has_alpha=True)
+    assert np.ptp(small.box, axis=0).max() == pytest.approx(2.4)
     eyes = frame.to_model(poses)[:, :, 3]
     assert frame.far >= np.linalg.norm(eyes - frame.box[0], axis=1).max() - 1e-12
 

@@ -259,6 +259,17 @@ def test_cells_that_no_camera_sees_are_never_occupied(kind: str):
     assert not farther.occupancy[too_near] and farther.occupancy[far_enough]
 
 
+@pytest.mark.parametrize("n_cameras, kept", [(24, ["many", "far"]), (4, ["one", "many", "far"])])
+def test_what_is_close_to_a_camera_and_seen_by_few_stays_empty(n_cameras: int, kept: list[str]):
+    """A cloud there explains an image, and no other image could tell; but few cameras cannot be choosy."""
+    cameras = forward_cameras(n_cameras)
+    cameras.camera_to_world[0, 0, 3] = 0.8  # one stands apart
+    sampler = sampler_of(near=0.1, occupancy_resolution=64)
+    sampler.observe(cameras)
+    points = {"one": (0.8, 0.0, -0.25), "many": (0.0, 0.0, -0.3), "far": (3.0, 0.0, -2.4)}
+    assert [name for name, point in points.items() if sampler.occupancy[cell_of(sampler, point)]] == kept
+
+
 def test_a_lens_of_more_than_a_half_space_sees_what_is_behind_its_camera():
     """Of 240 degrees: 110 degrees off the axis, not 130, and nothing of the half space behind it with 170 degrees."""
     seen = {}

@@ -13,6 +13,7 @@ from nerfkit.config import Config, DataConfig, ModelConfig, SamplingConfig, Trai
 from nerfkit.contraction import contract, exponential_ladder, uncontract
 from nerfkit.limits import MAX_LADDER
 from nerfkit.model.renderer import Renderer
+from nerfkit.model.sampling import FADE_IN_STEPS, Samples, build_sampler
 from nerfkit.model.stages import FeatureGrid
 from nerfkit.training import alignment
 from nerfkit.training.step.losses import TrainingLoss, spacing, squared_error
@@ -192,6 +193,27 @@ def test_the_distortion_losss_weight_rises_to_its_full_value():
     images = torch.full((2, 16, 16, 3), 99, dtype=torch.uint8)
     Trainer(config, forward_cameras(), images, loss_fn=wrapped).train()
     assert seen[0] == 0 and seen[2] == pytest.approx(0.5) and seen[-1] == pytest.approx(1)
+
+
+def test_what_is_near_a_camera_learns_slower_at_first():
+    """So that no fog before each camera is there before the scene; the radius of the box is 1 here."""
+    sampler = build_sampler(small_config())
+    starts = torch.tensor([0.1, 0.5, 3.0])
+    samples = Samples(torch.zeros(3, 3), starts, starts, torch.arange(3), torch.arange(4), torch.ones(3).bool())
+
+    def gradients() -> list[float]:
+        density, rgb = torch.ones(3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+        of_model = density * 1, rgb * 1
+        sampler.fade_in(samples, *of_model)
+        (of_model[0].sum() + of_model[1].sum()).backward()
+        assert torch.equal(rgb.grad, density.grad[:, None].expand(3, 3))
+        return density.grad.tolist()
+
+    sampler.update(lambda positions: torch.zeros(len(positions)), 0)
+    assert gradients() == pytest.approx([0.01, 0.25, 1])
+    assert sampler.train(False) and gradients() == [1, 1, 1], "not where a view is scored"
+    sampler.train().update(lambda positions: torch.zeros(len(positions)), FADE_IN_STEPS)
+    assert gradients() == [1, 1, 1]
 
 
 def test_a_pose_that_is_looked_for_leaves_the_sampler_alone(monkeypatch):

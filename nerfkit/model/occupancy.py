@@ -4,6 +4,7 @@
 Cells that no training camera sees are never occupied: nothing could tell what is in them, and floaters would grow
 there. Nor are those that no training ray has reached for a while, such as all that lies behind a wall, or below the
 ground that an object stands on: it costs samples, and whoever looks from elsewhere would see what nobody has trained.
+Nor what is close to a camera and seen by few: a cloud there explains their images, and hides the scene from others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ OCCUPANCY_DECAY = 0.9  # of a cell's opacity, at each update
 BLOCK = 2  # cells a side of the blocks that are projected into the cameras, and that rays reach
 REACHED_UPDATES = 32  # of the occupancy grid, after which a block that no ray has reached is empty
 MAX_POINTS = 2**22  # of blocks, projected at a time
+CLOSE = 4.0  # times sampling.near, which is about half the distance of the nearest thing; at most a quarter of the box
+VIEWERS = 3  # cameras that have to see what is close to one of them; fewer where there are few cameras
 
 DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
 
@@ -84,7 +87,7 @@ class OccupancyGrid(nn.Module, ABC):
         threshold = mean.clamp(max=self.config.occupancy_threshold)
         torch.gt(self.opacity, threshold, out=self.occupancy)
         self.occupancy &= self.seen
-        self.occupancy &= self._near_blocks(self.unreached < REACHED_UPDATES)
+        self.occupancy &= self._cells(self.unreached < REACHED_UPDATES, margin=1)
         if is_warmed_up:  # before, what is thin has to learn whether it is empty
             self.threshold.copy_(threshold)
 
@@ -109,32 +112,37 @@ class OccupancyGrid(nn.Module, ABC):
         index = (block[:, 0] * side + block[:, 1]) * side + block[:, 2]
         self.unreached.view(-1).index_fill_(0, torch.where(is_used, index, index[:1]), 0)
 
-    def _near_blocks(self, blocks: Tensor) -> Tensor:
-        """Cells [N, N, N] bool in or beside one of the `blocks` [B, B, B] bool."""
+    def _cells(self, blocks: Tensor, margin: int = 0) -> Tensor:
+        """Cells [N, N, N] bool in one of the `blocks` [B, B, B] bool, or at most `margin` blocks beside one."""
         side = self.config.occupancy_resolution
-        grown = F.max_pool3d(blocks[None, None].to(torch.float32), 3, stride=1, padding=1)[0, 0] > 0
+        grown = F.max_pool3d(blocks[None, None].to(torch.float32), 2 * margin + 1, stride=1, padding=margin)[0, 0] > 0
         for axis in range(3):
             grown = grown.repeat_interleave(BLOCK, dim=axis)
         return grown[:side, :side, :side]
 
     def _seen_cells(self, cameras: Cameras) -> Tensor:
-        """Cells [N, N, N] bool in or beside a block whose middle some camera sees."""
+        """Cells [N, N, N] bool in or beside a block whose middle some camera sees, but none that clouds would fill."""
         n_blocks = self.unreached.shape[0]
         middles = (torch.arange(n_blocks, device=self.box.device) + 0.5) * BLOCK / self.config.occupancy_resolution
         unit = torch.cartesian_prod(middles, middles, middles)  # [n_blocks^3, 3]
-        seen = torch.cat([self._seen(self.points_in(part), cameras) for part in unit.split(MAX_POINTS)])
-        return self._near_blocks(seen.view(n_blocks, n_blocks, n_blocks))
+        parts = [self._viewers(self.points_in(part), cameras) for part in unit.split(MAX_POINTS)]
+        viewers, nearest = (torch.cat(part).view(n_blocks, n_blocks, n_blocks) for part in zip(*parts, strict=True))
+        close = min(CLOSE * self.config.near, (self.box[1] - self.box[0]).max().item() / 4)
+        cloudy = (nearest < close) & (viewers < min(VIEWERS, 1 + len(cameras) // 8))
+        return self._cells(viewers > 0, margin=1) & ~self._cells(cloudy)
 
-    def _seen(self, points: Tensor, cameras: Cameras) -> Tensor:
-        """Which points [P, 3] lie in an image of the cameras, and not nearer than `near`, bool [P]."""
-        seen = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+    def _viewers(self, points: Tensor, cameras: Cameras) -> tuple[Tensor, Tensor]:
+        """In how many images points [P, 3] lie, not nearer than `near`, and the distance of the nearest camera [P]."""
+        viewers = torch.zeros(len(points), dtype=torch.int32, device=points.device)
+        nearest = torch.full_like(points[:, 0], torch.inf)
         for view, (width, height) in enumerate(cameras.sizes()):
             pixel, depth = cameras.project(points.to(cameras.positions.dtype), view)  # [P, 2], [P]
             inside = (pixel >= 0).all(-1) & (pixel[:, 0] <= width) & (pixel[:, 1] <= height)
             distance = torch.linalg.vector_norm(points - cameras.positions[view], dim=-1)
             is_wide = bool(cameras.lenses) and cameras.lenses[view].is_fisheye  # may see what is behind its camera
-            seen |= inside & ((depth > 0) | is_wide) & (distance >= self.config.near)
-        return seen
+            viewers += inside & ((depth > 0) | is_wide) & (distance >= self.config.near)
+            nearest = torch.minimum(nearest, distance)
+        return viewers, nearest
 
     def _some_cells(self) -> Tensor:
         """Random cells, and some drawn from the occupied ones."""

@@ -20,6 +20,7 @@ from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offset
 FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
 MAX_ROWS = 2**23  # whose density is evaluated at a time, in two passes
+FADE_IN_STEPS = 1000  # of a training in unbounded space, in which what is near a camera learns slower
 MAX_CANDIDATES = 2**25  # intervals in occupied cells, about, that the rays of an image have at a time
 
 
@@ -93,6 +94,9 @@ class OccupancySampler(OccupancyGrid):
             positions = positions + (moved - moved.detach())
         return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, are_marched & are_kept)
 
+    def fade_in(self, samples: Samples, density: Tensor, rgb: Tensor) -> None:
+        """Change gradients of the samples' density [N] and rgb [N, 3] in the first steps; here they stay."""
+
     def _kept(self, rays: Rays, marched: Intervals, density: Tensor, waits: bool) -> Intervals:
         """Of the marched intervals, with their `density` [M], the visible ones of an opacity that counts: a small part
         of all. NaN counts, for the loss has to show it."""
@@ -165,6 +169,7 @@ class ContractedSampler(OccupancySampler):
         super().__init__(config, box)
         ladder = exponential_ladder(config.near, config.far, config.step, config.cone)
         self.register_buffer("ladder", ladder.to(torch.float32), persistent=False)  # [L] ends of intervals
+        self.register_buffer("full_gradients_from", torch.zeros(()), persistent=False)  # distance from a camera
         if config.cone < 1 / 128:  # of finer intervals more are behind a surface
             self.candidates_per_sample = 8.0
 
@@ -178,6 +183,28 @@ class ContractedSampler(OccupancySampler):
         """Rays of an image at a time: many in a trained scene, few in an untrained one, all of whose cells count."""
         passed = self.occupancy.float().mean().item() * len(self.ladder)  # occupied cells on a ray, about
         return int(min(max(MAX_CANDIDATES / max(passed, 1), 2**10), 2**18))
+
+    def update(self, density_fn: DensityFn, step: int) -> None:
+        if step <= FADE_IN_STEPS:
+            radius = (self.box[1] - self.box[0]).max() / 2
+            self.full_gradients_from.copy_(radius * (1 - step / FADE_IN_STEPS))
+        super().update(density_fn, step)
+
+    def fade_in(self, samples: Samples, density: Tensor, rgb: Tensor) -> None:
+        r"""Scale gradients by :math:`\min(1, t / d)^2` while a training begins.
+
+        t is a sample's distance from its camera, and d falls from a radius to 0. What is close to a camera is hit by so
+        many of its rays that it learns faster than the scene behind: a fog before each camera, which explains its image
+        and no other, is there first and stays. Source: J. Philip and V. Deschaintre, "Floaters No More"
+        (arXiv:2305.02756), where it lasts.
+        """
+        if not (self.training and density.requires_grad):
+            return
+        distance = (samples.t_starts + samples.t_ends) / 2  # [N]
+        scale = (distance / self.full_gradients_from.clamp(min=1e-6)).clamp(max=1).square().to(rgb.dtype)
+        density.register_hook(lambda gradient: gradient * scale)
+        if rgb.requires_grad:
+            rgb.register_hook(lambda gradient: gradient * scale[:, None])
 
     def sees(self, rays: Rays) -> Tensor:
         """All rays [R]: there is no outside."""

@@ -43,7 +43,8 @@ TRACK = 3  # images that have to see a point which shapes the box of an object
 GROWN = 0.1  # share of its side by which the box of an object's points grows, at either end
 HELD = 0.99  # share of an object's rays that its box has to meet
 SMALL = 0.25  # of the sides of a box, below which an object is of another unit
-USUAL_SIDE, FAR = 2.4, 1e10  # of an object in the model's frame, where its box is found here; the box ends all rays
+USUAL_SIDE = 2.4  # of the box of an object, in model units: steps and levels, and how dense it is at first, are for it
+FAR = 1e10  # where the box of an object is that of its hull: it ends all rays
 CELLS, PASSES = 32, 4  # along a side; each pass looks closer
 SEEN, MISSED = 0.5, 0.1  # share of the cameras that have to see a place, and of these that may see nothing there
 INSIDE = 0.95  # share of points inside the box below which there is a warning
@@ -68,6 +69,10 @@ class Evidence:
         if len(self.bounds):
             return math.sqrt(self.bounds[:, 0].min() * self.bounds[:, 1].max()), "geometric mean of the bounds"
         return None
+
+    def cloud(self, frame: Frame) -> np.ndarray | None:
+        """The points [P, 3] in the model's frame."""
+        return None if self.points is None else frame.to_model(self.points.positions)
 
     def describe(self) -> list[str]:
         """What there is, in lines of text."""
@@ -110,12 +115,20 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
     up = find_up(rig) if capture.up is None else Found(unit(capture.up), "given")
     center = _center(evidence, kind)
     radius = _radius(evidence, kind, center.value)
+    frame = Frame(
+        _rotation(rig, up.value), center.value, 1 / radius.value, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy()
+    )
+    reach, of_unit = 1.0, " (1 model unit)"  # the radius in model units
+    if kind == "object":
+        reach = USUAL_SIDE / float(np.ptp(_object_box(frame, evidence, reach)[0], axis=0).max())
+        frame = replace(frame, scale=reach / radius.value)
+        of_unit = f" ({reach:.4g} model units, of which the box is {USUAL_SIDE:g} long)"
     lines: list[str | Note] = [
         *evidence.describe(),
         f"kind {kind}: {why}",
         f"up {vector_text(up.value)} in the input: {up.why}",
         f"center {vector_text(center.value)} in the input: {center.why}",
-        f"radius (1 model unit) {radius.value:.4g} input units: {radius.why}",
+        f"radius{of_unit} {radius.value:.4g} input units: {radius.why}",
     ]
     if up.is_guess:
         lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
@@ -125,9 +138,7 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
             "give sparse points, or data.box around what the cameras see"
         )
         lines.append(Note("warning", text))
-    rotation = _rotation(rig, up.value)
-    frame = Frame(rotation, center.value, 1 / radius.value, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy())
-    return _with_extent(frame, evidence, lines)
+    return _with_extent(frame, evidence, lines, reach)
 
 
 def _kind(evidence: Evidence, has_alpha: bool) -> tuple[str, str]:
@@ -201,11 +212,12 @@ def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:
     return np.stack([east, np.cross(up, east), up])
 
 
-def _with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note]) -> Frame:
-    """`frame` with near, far, box and notes."""
-    cloud = frame.to_model(evidence.points.positions) if evidence.points is not None else None  # [P, 3]
+def _with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note], reach: float) -> Frame:
+    """`frame` with near, far, box and notes; `reach` is the radius in model units."""
+    cloud = evidence.cloud(frame)
     near = NEAR_PATH if frame.kind == "walk-through" else NEAR_RADIUS
     why = f"{near:g} of the radius, as there are neither points nor bounds"
+    near *= reach
     if len(evidence.bounds):
         near, why = evidence.bounds[:, 0].min() * BOUNDS_FACTORS[0] * frame.scale, "0.9 x the nearest bound"
     elif len(evidence.depths):
@@ -213,7 +225,7 @@ def _with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note]) -> F
         why = "0.5 x the 0.1 % quantile of depths"
     near = float(near)
     lines.append(f"near {near:.4g} model units: {why}")
-    box, box_why = _object_box(frame, evidence, cloud) if frame.kind == "object" else _unbounded_box(cloud)
+    box, box_why = _object_box(frame, evidence, reach) if frame.kind == "object" else _unbounded_box(cloud)
     far, far_why = _far(frame, evidence, box)
     if far <= near:
         text = (
@@ -248,9 +260,9 @@ def _far(frame: Frame, evidence: Evidence, box: np.ndarray) -> tuple[float, str]
     return FAR_RADIUS, f"{FAR_RADIUS:g} radii, as nothing limits the scene"
 
 
-def _object_box(frame: Frame, evidence: Evidence, cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
-    """Around the points; without any, around what the cameras are around."""
-    if cloud is not None:
+def _object_box(frame: Frame, evidence: Evidence, radius: float) -> tuple[np.ndarray, str]:
+    """Around the points; without any, around what the cameras are around, whose `radius` is in model units."""
+    if (cloud := evidence.cloud(frame)) is not None:
         tracked = cloud[evidence.points.track_lengths >= TRACK]
         used, what = (tracked, f"points seen by {TRACK} or more") if len(tracked) >= 4 else (cloud, "points")
         box = np.quantile(used, (0.005, 0.995), axis=0)
@@ -261,9 +273,9 @@ def _object_box(frame: Frame, evidence: Evidence, cloud: np.ndarray | None) -> t
     if len(evidence.bounds):
         distances = np.linalg.norm(evidence.rig.positions - frame.center, axis=1)
         reach = frame.scale * max(distances.max() - evidence.bounds[:, 0].min(), 0) * 1.1
-        if 0 < reach < 1:
+        if 0 < reach < radius:
             return _cube(reach), "1.1 x the way from the nearest bound to the center, seen from the farthest camera"
-    return _cube(1.0), "the radius, as there are no points"
+    return _cube(radius), "the radius, as there are no points"
 
 
 def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:

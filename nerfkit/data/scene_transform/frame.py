@@ -3,8 +3,8 @@
 
     model = scale * rotation @ (input - center)
 
-In the model's frame +z is up, the centre of interest is the origin, and its radius is 1. Every number that decided
-something is in `Frame.notes`.
+In the model's frame +z is up, the centre of interest is the origin, and its radius is 1, or the box of an object has a
+usual size. Every number that decided something is in `Frame.notes`.
 """
 
 from __future__ import annotations
