@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from nerfkit.config import Config, DataConfig, SamplingConfig
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.images import batch
 from nerfkit.data.images.batch import (
     REFRESH_EVERY,
@@ -25,6 +27,7 @@ from nerfkit.data.images.pixels import blend, image_header, read_image, read_mas
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
+from nerfkit.training.held_back import HeldBack
 from nerfkit.training.step.losses import squared_error
 from tests.naming import raises_naming
 from tests.trainers import make_trainer, state_of
@@ -259,6 +262,27 @@ def test_what_is_drawn_is_where_it_says(windowed: bool, kind: str, masked: bool)
         assert not masked or torch.equal(drawn.ignored, drawn.column % 2 == 1)
         if windowed:
             assert set(drawn.view.tolist()) == set(source.views), "only what is in the window, and all of it"
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_views_held_back_are_compared_where_their_pixels_are(kind: str):
+    cameras = Cameras(
+        torch.eye(4)[:3].expand(20, 3, 4) + torch.arange(20.0)[:, None, None], torch.full((20, 2), 9.0),
+        torch.full((20, 2), 4.0), *torch.tensor(SIZES[kind]).unbind(1),
+    )  # fmt: skip
+    views = TrainingViews(cameras, pool_of_numbers(SIZES[kind], True), "black")
+    held_back = HeldBack(Config(sampling=SamplingConfig("contracted"), data=DataConfig(background="black")), views)
+    view, row, column = (held_back.truth * 255).round().long().unbind(-1)
+    assert view.unique().tolist() == held_back.compared == [2, 7, 12, 17]
+    torch.testing.assert_close(held_back.rays.directions, cameras.rays(view, column, row).directions)
+    assert torch.equal(held_back.rays.origins, cameras.positions[view])
+    assert torch.equal(held_back.weight, (column % 2 == 0).float())
+    for progress, weight in ((0.09, 0.0), (0.1, 1.0)):
+        held_back.hold(progress)
+        drawn = views.draw(4000)
+        is_held = (drawn.view == 7) | (drawn.view == 17)
+        counts = drawn.pixels[:, 2] % 2 == 0
+        assert torch.equal(drawn.weight, counts * torch.where(is_held, weight, 1.0))
 
 
 @pytest.mark.parametrize("kind", SIZES)

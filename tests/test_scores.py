@@ -114,7 +114,7 @@ def trained(config, folder, processes=ALONE, scores: bool = True) -> Trainer:
         run.start(config, describe(scene))
     processes.wait()
     if scores and processes.is_first:
-        ScoresOverTime(config, scene.split("test"), trainer.device).attach(trainer, run)
+        trainer.on_step.append(ScoresOverTime(config, scene.split("test"), trainer.device).after_step)
     trainer.train(run)
     return trainer
 

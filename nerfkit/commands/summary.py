@@ -17,6 +17,8 @@ def main(options: SummaryOptions) -> int:
     split = run_files.read_config(folder).eval.split
     file = run_files.scores_file(folder, split)
     print(f"\n{folder}: {of_scores(file) if file.exists() else without_scores(folder)}")
+    if doubt := run_files.doubt_of(run_files.read_lines(folder)):
+        print(f"  warning: {doubt}")
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / run_files.score_name(split)],

@@ -26,7 +26,7 @@ from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import in_one_line, read_config
+from nerfkit.training.run.files import doubt_of, in_one_line, read_config, read_lines
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.trainer import Trainer
@@ -126,6 +126,8 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
         print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
     progress.close(score(scene, trainer, folder))
+    if doubt := doubt_of(read_lines(folder.path)):
+        print(f"warning: {doubt}")
     print(f"run folder: {folder.path}\nnext: {as_typed('render', folder.path, *own_module(config))}")
     if viewer is not None:
         viewer.detach(trainer)

@@ -29,8 +29,9 @@ from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import typed
 from nerfkit.training.building import built, check_seen, class_of
+from nerfkit.training.held_back import CHECKS, HeldBack
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import LOG
+from nerfkit.training.run.files import LOG, doubt_of
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.step.adjustments import ViewAdjustments
 from nerfkit.training.step.distributed import AGREED_EVERY, Distributed, OneProcess
@@ -123,6 +124,7 @@ class Trainer:
         self.seconds = 0.0  # training time, of earlier parts of the run too
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
+        self.held_back = HeldBack(config, self.views)
         with self._own():
             self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
             if hasattr(self.model, "observe_images"):  # of a model that renders from them, too
@@ -133,7 +135,8 @@ class Trainer:
             )
         self.folder: RunFolder | None = None  # last saved to or restored from
         self.on_step: list[Callable[[Trainer], None]] = []  # called after each step; not part of the training time
-        self.on_log: list[Callable[[dict[str, float]], None]] = []  # called with each line that `train` logs
+        self.on_log: list[Callable[[dict[str, float]], None]] = []  # called with each line of the log
+        self._log_folder: RunFolder | None = None  # while it is trained in
         self._popped_at = 0.0  # training time of the last `pop_stats`
         self._saved_step: int | None = None
         self._should_stop: Callable[[], bool] = lambda: False
@@ -211,10 +214,12 @@ class Trainer:
                 drop_later_lines(folder, self.step)
             if not self.processes.gathered(checkpoint.exists(folder.path))[0]:
                 self.save(folder)  # so that there is a checkpoint from the start
+            self._log_folder = folder
             ended = self._train(folder, progress_bar)
             if self._saved_step != self.step:
                 self.save(folder)
         finally:
+            self._log_folder = None
             folder.unlock()
         return ended
 
@@ -231,7 +236,7 @@ class Trainer:
             for step in self.steps() if not stopped else ():
                 bar.update()
                 if step % self.log_every == 0:
-                    self._log(bar, folder)
+                    self._log(bar)
                 if folder is not None and settings.save_every and step % settings.save_every == 0:
                     self.save(folder)
                 stopped = self.together.stops(self._should_stop)
@@ -241,11 +246,16 @@ class Trainer:
         return not stopped or self.progress >= 1
 
     def timed_step(self) -> None:
-        """One optimiser step, whose time counts as training."""
+        """One optimiser step, whose time counts as training; after it, a check of the views held back if it is due."""
         with self._timed():
             self.train_step()
         if self.step % (AGREED_EVERY if self.training_step.static_shapes else 1) == 0:
             self.agree()
+        if self.held_back.is_due(self.progress) and self.processes.is_first:
+            self.settle()
+            self.log(scores := self.held_back.scores(self.model))
+            if self.held_back.checks == CHECKS and (doubt := doubt_of([scores])):
+                tqdm.write(f"warning: {doubt}")
 
     def agree(self) -> None:
         """Of several processes: the time is that of the first, and all stop if one is to. `timed_step` calls it."""
@@ -264,6 +274,7 @@ class Trainer:
             group["lr"].fill_(rate)
         decay_tables(self.model, self.config.trainer, self.step, self.learning_rate())
         self.views.progress.fill_(self.progress)
+        self.held_back.hold(self.progress)
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < min(BACKGROUND_STEPS, self.config.trainer.steps // 8))
         with deterministic(self.config.trainer.deterministic), self._own():
@@ -332,6 +343,7 @@ class Trainer:
         self._popped_at, self._saved_step, self.folder = self.seconds, self.step, folder
         self._resumed_at = self.step, scheduled
         self.together.resume(self.step, self.seconds)
+        self.held_back.is_due(self.progress)  # what was, has been checked
 
     def _folder(self, folder: RunFolder | str | Path) -> RunFolder:
         """`folder` as a run folder of this training, created with a description of the scene if it is a path."""
@@ -352,15 +364,20 @@ class Trainer:
             self.folder = new
         return self.folder
 
-    def _log(self, bar: tqdm, folder: RunFolder | None) -> None:
+    def _log(self, bar: tqdm) -> None:
         line = self.pop_stats()
         speed = f"{line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray"
         bar.set_postfix_str(f"PSNR {line['psnr']:.2f} dB, {speed}", refresh=False)
         if self.config.trainer.max_seconds and self.progress > 0:
             at_next_log = self.step + self.log_every  # a bar beyond its total has no ETA
             bar.total = max(at_next_log, round(self.step / self.progress))  # estimated from the time limit
-        if folder is not None and self.processes.is_first:
-            folder.append(LOG, json.dumps(line))
+        self.log(line)
+
+    def log(self, line: dict[str, float]) -> None:
+        """A line of the log: to `on_log`, and to the folder that is trained in, if any."""
+        line = {"step": self.step, "seconds": round(self.seconds, 3)} | line
+        if self._log_folder is not None and self.processes.is_first:
+            self._log_folder.append(LOG, json.dumps(line))
         for call in self.on_log:
             call(line)
 

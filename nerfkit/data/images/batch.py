@@ -140,6 +140,7 @@ class TrainingViews:
         self.source = pixel_source(images, device, n_steps)
         self.background = Background(background, images.pixels.shape[-1] == 4, device)
         self.progress = torch.zeros((), device=device)  # a tensor, for a CUDA graph reads it
+        self.weight: Tensor | None = None  # [V] of each view's pixels in the loss; None: 1
 
     def draw(self, n_rays: int) -> Batch:
         """A batch of random pixels of random views; all pixels are equally likely."""
@@ -147,7 +148,7 @@ class TrainingViews:
         background = self.background.draw(n_rays)
         jitter = torch.rand(n_rays, device=self.device, generator=generator_on(self.device))
         rays, known = self.cameras.rays_of_pixels(drawn.view, drawn.column, drawn.row)
-        weight = torch.ones(n_rays, device=self.device)
+        weight = torch.ones(n_rays, device=self.device) if self.weight is None else self.weight[drawn.view]
         if known is not None:
             weight = weight * known
         if drawn.ignored is not None:

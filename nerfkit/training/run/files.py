@@ -25,6 +25,8 @@ PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders
 OWN_SCORES = "eval"  # of the test views, whose scores lie in the run folder itself
 STRIP, GIF = "strip.png", "progress.gif"  # in PREVIEWS
 TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
+HELD_BACK_PSNR, DRAWN_PSNR = "held_back_psnr", "drawn_psnr"  # of a line with a check of views that count late
+MUCH_WORSE, USELESS = 5.0, 20.0  # dB that the one is below the other, and below in all, where there is fog
 MAX_LOG, MAX_SCENE = 2**32, 2**30  # bytes
 MOST_PIXELS = 0.9  # share of them, below which a score says that it is of a part
 OTHER_SCORES = {  # where training views had a light or pose of their own: what is fitted to each view before its PSNR
@@ -86,6 +88,17 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 def read_scores(folder: Path) -> list[dict[str, Any]]:
     """Scores of held-out views on the way, from the same file."""
     return read_lines(folder, TEST_PSNR)
+
+
+def doubt_of(lines: list[dict[str, Any]]) -> str:
+    """What the last check of views that count late says against a training, and what to do; "" if nothing."""
+    checks = [line for line in lines if {HELD_BACK_PSNR, DRAWN_PSNR} <= line.keys()]
+    held_back, drawn = (checks[-1][key] if checks else 0.0 for key in (HELD_BACK_PSNR, DRAWN_PSNR))
+    return (drawn - held_back > MUCH_WORSE and held_back < USELESS) * (
+        f"before they were drawn, two training views had a PSNR of at most {held_back:.1f} dB, drawn ones at least "
+        f"{drawn:.1f} dB: there is fog before the cameras, or poses are wrong, and other views will look wrong; train "
+        "again with another --seed or a larger --sampling.near"
+    )
 
 
 def read_lines(folder: Path, *keys: str) -> list[dict[str, Any]]:

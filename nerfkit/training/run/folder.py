@@ -6,7 +6,7 @@ config.toml               every option, none of them auto
 decisions.json            of the options that were left as auto: value, who decided (scene, device, size, model), why
 checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.run.checkpoint)
 scene.json                number of the run's format, cameras of every split, up axis
-metrics.jsonl             one line per logged step, and per score of held-out views on the way
+metrics.jsonl             one line per logged step, score of held-out views on the way, and check of views drawn late
 metrics.json              scores on the test views, with their protocol
 previews/                 pictures of one view on the way, a strip and videos of them (see watching.previews)
 tensorboard/              events for TensorBoard, where trainer.tensorboard is on

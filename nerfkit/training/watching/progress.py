@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from io import BytesIO
 from typing import Any
@@ -18,7 +17,7 @@ from nerfkit.errors import UserError
 from nerfkit.metrics import psnr
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
 from nerfkit.training.evaluator import SCORES, beside_truth, evenly_chosen, pixels_that_count
-from nerfkit.training.run.files import LOG, LOSS_PLOT, TENSORBOARD, TEST_PSNR, read_log, read_scores
+from nerfkit.training.run.files import LOSS_PLOT, TENSORBOARD, TEST_PSNR, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.previews import Previews, Watcher, shown_view
@@ -58,7 +57,7 @@ class Progress:
             self.board = TensorBoard(folder, trainer.step)
             self.board.attach(trainer, self.previews)
         if self.scores is not None:
-            self.scores.attach(trainer, folder)
+            trainer.on_step.append(self.scores.after_step)
         if self.previews is not None:
             self.previews.attach(trainer, folder)
 
@@ -78,7 +77,7 @@ class Progress:
 
 
 class ScoresOverTime:
-    """Scores some views, evenly spread, every eval.every steps; `attach` it to a trainer before training.
+    """Scores some views, evenly spread, every eval.every steps: `after_step` is for `trainer.on_step`.
 
     That is no training time, and takes no random numbers. PSNR is that of `evaluate`.
     """
@@ -91,20 +90,13 @@ class ScoresOverTime:
         for view in range(len(self.cameras)):
             pixels_that_count(self.images, self.views, view)  # fails, if it does, before anything is trained
 
-    def attach(self, trainer: Trainer, folder: RunFolder) -> None:
-        self.folder = folder
-        trainer.on_step.append(self.after_step)
-
     def after_step(self, trainer: Trainer) -> None:
         if trainer.step % self.every:
             return
         trainer.settle()
         score = self.score(trainer)
         if math.isfinite(score):  # if it is not, the training says so itself
-            line = {"step": trainer.step, "seconds": round(trainer.seconds, 3), TEST_PSNR: score}
-            self.folder.append(LOG, json.dumps(line))
-            for call in trainer.on_log:
-                call(line)
+            trainer.log({TEST_PSNR: score})
 
     def score(self, trainer: Trainer) -> float:
         """Mean PSNR of the views [dB]."""
