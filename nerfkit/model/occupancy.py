@@ -24,6 +24,7 @@ OCCUPANCY_DECAY = 0.9  # of a cell's opacity, at each update
 BLOCK = 2  # cells a side of the blocks that are projected into the cameras, and that rays reach
 REACHED_UPDATES = 32  # of the occupancy grid, after which a block that no ray has reached is empty
 MAX_POINTS = 2**22  # of blocks, projected at a time
+STRIDE = 16  # from one view to the next: what distant ones see is not projected into those between
 
 DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
 
@@ -128,12 +129,16 @@ class OccupancyGrid(nn.Module, ABC):
     def _seen(self, points: Tensor, cameras: Cameras) -> Tensor:
         """Which points [P, 3] lie in an image of the cameras, and not nearer than `near`, bool [P]."""
         seen = torch.zeros(len(points), dtype=torch.bool, device=points.device)
-        for view, (width, height) in enumerate(cameras.sizes()):
-            pixel, depth = cameras.project(points.to(cameras.positions.dtype), view)  # [P, 2], [P]
-            inside = (pixel >= 0).all(-1) & (pixel[:, 0] <= width) & (pixel[:, 1] <= height)
-            distance = torch.linalg.vector_norm(points - cameras.positions[view], dim=-1)
+        sizes, left = cameras.sizes(), torch.arange(len(points), device=points.device)  # not seen so far
+        for view in sorted(range(len(cameras)), key=lambda view: view % STRIDE):
+            away = points[left] - cameras.positions[view]
             is_wide = bool(cameras.lenses) and cameras.lenses[view].is_fisheye  # may see what is behind its camera
-            seen |= inside & ((depth > 0) | is_wide) & (distance >= self.config.near)
+            ahead = is_wide | (away @ cameras.camera_to_world[view, :, 2].to(away.dtype) < 0)
+            tried = left[ahead & (torch.linalg.vector_norm(away, dim=-1) >= self.config.near)]
+            pixel, _ = cameras.project(points[tried].to(cameras.positions.dtype), view)  # [P, 2]
+            (width, height), (x, y) = sizes[view], pixel.unbind(-1)
+            seen[tried] = (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
+            left = left[~seen[left]]
         return seen
 
     def _some_cells(self) -> Tensor:
