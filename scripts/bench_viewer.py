@@ -203,8 +203,8 @@ def look(address: str, circle: Circle, options: BenchOptions, looks: Connection)
 
 def main() -> None:
     options = tyro.cli(BenchOptions, config=(tyro.conf.FlagConversionOff,), use_underscores=True)
-    from nerfkit.commands.view import leave_a_core
     from nerfkit.device import device_name
+    from nerfkit.threads import limit_threads
     from nerfkit.training.run.load import load_run
     from nerfkit.version import versions
     from nerfkit.viewer.page import Page, ViewerOptions
@@ -212,7 +212,7 @@ def main() -> None:
     from nerfkit.viewer.viewer import Viewer
 
     run = load_run(options.run, options.device)
-    leave_a_core(run.device)
+    limit_threads(spare=1)
     page = Page(ViewerOptions(port=0), "bench")
     stop = threading.Event()
     processes = multiprocessing.get_context("spawn")

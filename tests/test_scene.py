@@ -109,7 +109,7 @@ def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
     """A thread needs 17 bytes a pixel: 5 for decoding a PNG, 12 for resizing it."""
     views = load_scene(str(write_scene(tmp_path, counts={"train": 12})), downscale=2).split("train")
     one = 17 * WIDTH * HEIGHT
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("nerfkit.data.scene.cores", lambda: 8)
     for room, n_threads in ((100 * one, 8), (3.5 * one, 3), (one, 1)):
         monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda room=room: views.bytes() + int(room))
         reports = []

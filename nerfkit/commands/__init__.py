@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from nerfkit.errors import UserError
 from nerfkit.reading import did_you_mean, harmless, shown, typed
+from nerfkit.threads import limit_threads, wait_asleep
 from nerfkit.version import __version__
 
 if TYPE_CHECKING:
@@ -54,9 +55,12 @@ def run_command(name: str, arguments: list[str]) -> None:
         if processes and name not in SHARED:
             raise UserError(f"nerfkit {name} runs in one process; start it without torchrun")
         with contextlib.redirect_stdout(Harmless(sys.stdout)):
-            return importlib.import_module(f"nerfkit.commands.{name}").main(options, *processes)
+            module = importlib.import_module(f"nerfkit.commands.{name}")
+            limit_threads(spare=int(name == "view"))  # for the page and the browser
+            return module.main(options, *processes)
 
     in_utf8()
+    wait_asleep()
     if not sys.stderr.isatty():
         for limit in ("TQDM_MININTERVAL", "TQDM_MAXINTERVAL"):  # read when tqdm is imported
             os.environ.setdefault(limit, SECONDS_IN_A_LOG)

@@ -35,6 +35,7 @@ from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.errors import SceneError
 from nerfkit.files import OwnFolder
 from nerfkit.reading import shown
+from nerfkit.threads import cores
 
 PAGE, DRAWING = "inspect.txt", "inspect.png"
 PICTURES = 8  # evenly spaced, whose pixels are looked at
@@ -89,7 +90,7 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
         has_alpha = header.has_alpha or (cutout and image.mask is not None)
         return OnDisk(width, height, has_alpha, ignored, outlines_object, problem)
 
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
+    with ThreadPoolExecutor(min(cores(), MAX_THREADS)) as pool:
         sampled = set(evenly(len(candidates), PICTURES))
         is_sampled = [index in sampled for index in range(len(candidates))]
         looks = pool.map(look_into, [image.found for image in candidates], is_sampled)

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
-import torch
-
 from nerfkit.commands import StopSignals
 from nerfkit.commands.options import ViewOptions
 from nerfkit.training.run.load import load_run
@@ -18,7 +14,6 @@ def main(options: ViewOptions) -> int:
     run = load_run(options.run, options.device, options.module, options.ops)
     if options.data:
         run.config.data.path, run.config.data.sfm = options.data, ""
-    leave_a_core(run.device)
     from nerfkit.viewer.scene import ViewerScene
     from nerfkit.viewer.viewer import Viewer
 
@@ -34,12 +29,3 @@ def main(options: ViewOptions) -> int:
     finally:
         page.stop()
     return 0
-
-
-def leave_a_core(device: torch.device) -> None:
-    """On a CPU, leave one core to the page and the browser, unless the number of threads was chosen.
-
-    Threads that work in step wait for the slowest: on two cores, one of them busy, two render slower than one.
-    """
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(torch.get_num_threads() - 1, 1))

@@ -141,9 +141,9 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
 
     def cameras_of(images: list[PosedImage], lenses: list[Lens]) -> Cameras:
         poses = frame.to_model(np.stack([image.camera_to_world for image in images]))  # [V, 3, 4]
-        return Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
+        return Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), lenses, maps)
 
-    views = {}
+    views, maps = {}, {}  # one map of a lens for all splits
     for split, chosen in splits.items():
         cameras = cameras_of(chosen, [lenses[image.name] for image in chosen])
         masks = [image.mask for image in chosen]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
+from nerfkit.threads import cores
 
 MAX_THREADS = 32  # of decoding
 
@@ -126,7 +126,7 @@ class Views:
 
 def threads_to_decode(n_bytes: int, most: int, kept: int = 0) -> int:
     """How many of `most` threads that take some memory each may decode, beside what is `kept`; 0: not even one."""
-    most, free = min(os.cpu_count() or 1, most), free_memory()
+    most, free = min(cores(), most), free_memory()
     return most if free is None else max(0, min(most, (free - kept) // n_bytes))
 
 

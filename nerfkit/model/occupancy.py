@@ -27,6 +27,7 @@ REACHED_UPDATES = 32  # of the occupancy grid, after which a block that no ray h
 MAX_POINTS = 2**22  # of blocks, projected at a time
 CLOSE = 4.0  # times sampling.near, which is about half the distance of the nearest thing; at most a quarter of the box
 VIEWERS = 3  # cameras that have to see what is close to one of them; fewer where there are few cameras
+STRIDE = 16  # from one view to the next: what distant ones see is not projected into those between
 
 DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
 
@@ -125,23 +126,29 @@ class OccupancyGrid(nn.Module, ABC):
         n_blocks = self.unreached.shape[0]
         middles = (torch.arange(n_blocks, device=self.box.device) + 0.5) * BLOCK / self.config.occupancy_resolution
         unit = torch.cartesian_prod(middles, middles, middles)  # [n_blocks^3, 3]
-        parts = [self._viewers(self.points_in(part), cameras) for part in unit.split(MAX_POINTS)]
+        few = min(VIEWERS, 1 + len(cameras) // 8)
+        parts = [self._viewers(self.points_in(part), cameras, few) for part in unit.split(MAX_POINTS)]
         viewers, nearest = (torch.cat(part).view(n_blocks, n_blocks, n_blocks) for part in zip(*parts, strict=True))
         close = min(CLOSE * self.config.near, (self.box[1] - self.box[0]).max().item() / 4)
-        cloudy = (nearest < close) & (viewers < min(VIEWERS, 1 + len(cameras) // 8))
-        return self._cells(viewers > 0, margin=1) & ~self._cells(cloudy)
+        return self._cells(viewers > 0, margin=1) & ~self._cells((viewers < few) & (nearest < close))
 
-    def _viewers(self, points: Tensor, cameras: Cameras) -> tuple[Tensor, Tensor]:
-        """In how many images points [P, 3] lie, not nearer than `near`, and the distance of the nearest camera [P]."""
+    def _viewers(self, points: Tensor, cameras: Cameras, enough: int) -> tuple[Tensor, Tensor]:
+        """In how many images points [P, 3] lie, not nearer than `near`, up to `enough`; and where these are fewer, the
+        distance of the nearest camera [P]."""
         viewers = torch.zeros(len(points), dtype=torch.int32, device=points.device)
         nearest = torch.full_like(points[:, 0], torch.inf)
-        for view, (width, height) in enumerate(cameras.sizes()):
-            pixel, depth = cameras.project(points.to(cameras.positions.dtype), view)  # [P, 2], [P]
-            inside = (pixel >= 0).all(-1) & (pixel[:, 0] <= width) & (pixel[:, 1] <= height)
-            distance = torch.linalg.vector_norm(points - cameras.positions[view], dim=-1)
+        sizes, left = cameras.sizes(), torch.arange(len(points), device=points.device)  # not in enough images so far
+        for view in sorted(range(len(cameras)), key=lambda view: view % STRIDE):
+            away = points[left] - cameras.positions[view]
+            distance = torch.linalg.vector_norm(away, dim=-1)
+            nearest[left] = torch.minimum(nearest[left], distance)
             is_wide = bool(cameras.lenses) and cameras.lenses[view].is_fisheye  # may see what is behind its camera
-            viewers += inside & ((depth > 0) | is_wide) & (distance >= self.config.near)
-            nearest = torch.minimum(nearest, distance)
+            ahead = is_wide | (away @ cameras.camera_to_world[view, :, 2].to(away.dtype) < 0)
+            tried = left[ahead & (distance >= self.config.near)]
+            pixel, _ = cameras.project(points[tried].to(cameras.positions.dtype), view)  # [P, 2]
+            (width, height), (x, y) = sizes[view], pixel.unbind(-1)
+            viewers[tried] += ((x >= 0) & (x <= width) & (y >= 0) & (y <= height)).int()
+            left = left[viewers[left] < enough]
         return viewers, nearest
 
     def _some_cells(self) -> Tensor:

@@ -47,9 +47,11 @@ class RayEncoder(nn.Module):
 
     def __init__(self, channels: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(channels, KERNEL) / KERNEL)  # [C, k]
+        drawn = torch.normal(0.0, 1.0, (channels, KERNEL))
+        # Without values nothing is divided: torch would import its compiler for it, for seconds.
+        self.weight = nn.Parameter(drawn if drawn.is_meta else drawn / KERNEL)  # [C, k]
         self.bias = nn.Parameter(torch.zeros(channels))  # [C]
-        self.register_buffer("identity_tap", torch.arange(KERNEL) == KERNEL // 2, persistent=False)  # [k]
+        self.register_buffer("identity_tap", torch.tensor([False, True, False]), persistent=False)  # [k]
 
     def forward(self, features: Tensor, ray_offsets: Tensor) -> Tensor:
         """Encoded features [N, C] of packed features [N, C]."""

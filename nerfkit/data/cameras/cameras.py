@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens import DirectionMap, Lens
 from nerfkit.errors import SceneError
 
 MAX_DIRECTIONS = 2**24  # of a table, of more than one lens: 0.2 GB, and seconds to find them on a CPU
@@ -26,6 +26,7 @@ MAX_DIRECTIONS = 2**24  # of a table, of more than one lens: 0.2 GB, and seconds
 # in between are off by 0.0004, 0.0016 and 0.007 pixels in the mean for 2, 4 and 8, by 0.005, 0.02 and 0.08 in the
 # corners; half as much in images twice as large.
 SPACINGS = (1, 2, 4, 8, 16, 32)
+LensMaps = dict[tuple[Lens, int], DirectionMap]  # by lens and spacing
 
 
 class Rays(NamedTuple):
@@ -90,8 +91,8 @@ class Cameras:
             raise SceneError(f"Cameras: width and height must be whole pixels, got {self.width} and {self.height}")
 
     @classmethod
-    def of_lenses(cls, camera_to_world: Tensor, lenses: list[Lens]) -> Cameras:
-        """Cameras with a lens for each view; equal ones share their directions.
+    def of_lenses(cls, camera_to_world: Tensor, lenses: list[Lens], maps: LensMaps | None = None) -> Cameras:
+        """Cameras with a lens for each view; equal ones share their directions, those in `maps` with other cameras.
 
         Raises SceneError for a lens that leaves more than a few pixels without a direction.
         """
@@ -100,7 +101,7 @@ class Cameras:
         sizes = [of_all[0] if len(set(of_all)) == 1 else torch.tensor(of_all) for of_all in sides]
         if all(lens.is_pinhole for lens in lenses):
             return cls(camera_to_world, *intrinsics, *sizes)
-        return cls(camera_to_world, *intrinsics, *sizes, tuple(lenses), _table(lenses))
+        return cls(camera_to_world, *intrinsics, *sizes, tuple(lenses), _table(lenses, {} if maps is None else maps))
 
     def __len__(self) -> int:
         return self.camera_to_world.shape[0]
@@ -196,13 +197,15 @@ class Cameras:
         return -(directions @ self.camera_to_world[view, :, 2])
 
 
-def _table(lenses: list[Lens]) -> DirectionTable:
+def _table(lenses: list[Lens], known: LensMaps) -> DirectionTable:
     distinct = list(dict.fromkeys(lenses))
     spacing, _ = _spacing(distinct)
     nodes = {lens: lens.nodes(spacing) for lens in distinct}  # across, down
     ends = torch.tensor([across * down for across, down in nodes.values()]).cumsum(0).tolist()
     first = dict(zip(distinct, [0, *ends], strict=False))
-    maps = [lens.direction_map(spacing) for lens in tqdm(distinct, desc="lenses", leave=False, delay=2)]
+    for lens in tqdm([lens for lens in distinct if (lens, spacing) not in known], "lenses", leave=False, delay=2):
+        known[lens, spacing] = lens.direction_map(spacing)
+    maps = [known[lens, spacing] for lens in distinct]
     step = [
         [(side - 1) / max(n - 1, 1) or 1.0 for side, n in zip((lens.width, lens.height), nodes[lens], strict=True)]
         for lens in lenses

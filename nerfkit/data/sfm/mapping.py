@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from nerfkit.data.images.pixels import look_into
 from nerfkit.data.sfm.photographs import Photograph, Report, choose_pairs, save_upright
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
+from nerfkit.threads import cores
 
 INSTALL = 'pip install "nerfkit[photos]"'
 SEED, DATABASE = 0, "database.db"
 MAX_IMAGE_SIZE, FEATURES = 1600, 4096  # pixels of the longer side; per image
 MANY = 20  # photographs of one lens, from where a model of more parameters is well determined
 IMAGES_AT_ONCE, PAIRS_AT_ONCE = 10, 50
-THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+THREADS = cores()
 
 
 def largest_model(folder: Path, found: list[Photograph], is_video: bool, work: Path, report: Report) -> Any:

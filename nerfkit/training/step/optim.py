@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -55,10 +56,25 @@ def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimi
     params, betas, eps = list(params), (0.9, 0.99), 1e-15
     if lazy:
         return LazyAdam(params, lr, betas, eps)
-    return torch.optim.Adam(params, lr, betas, eps, fused=True, capturable=lr.is_cuda)
+    return Adam(params, lr, betas, eps, fused=True, capturable=lr.is_cuda)
 
 
-class LazyAdam(torch.optim.Optimizer):
+class _Optimizer(torch.optim.Optimizer):
+    """Without the wrappers that import torch's compiler, which takes seconds, so that it leaves these calls alone."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class Adam(_Optimizer, torch.optim.Adam):
+    """torch's Adam, without those wrappers."""
+
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class LazyAdam(_Optimizer):
     """Adam that skips elements without a gradient, and their moments: `nerfkit.ops.lazy_adam`.
 
     Its state is that of `torch.optim.Adam`, on the parameters' device, so that a CUDA graph can record a step; the
