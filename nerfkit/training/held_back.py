@@ -40,11 +40,14 @@ class HeldBack:
         if pool.ignored is not None:
             self.weight *= ~pool.ignored[pixel].to(device)
         views.weight = torch.ones(n_views, device=device) if is_on else None
+        self.count: bool | None = None  # the views held back
 
     def hold(self, progress: float) -> None:
-        """Before a step: whether the views count."""
-        for view in self.compared[1::2]:
-            self.views.weight[view] = float(progress >= UNTIL)
+        """Before a step: whether the views count. It is written once, for a step of a GPU reads it from memory."""
+        if self.count != (progress >= UNTIL):
+            self.count = progress >= UNTIL
+            for view in self.compared[1::2]:
+                self.views.weight[view] = float(self.count)
 
     def is_due(self, progress: float) -> bool:
         """Whether a check has become due since the last call."""
