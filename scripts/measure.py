@@ -4,11 +4,13 @@
 
     python scripts/measure.py depth runs/room
     python scripts/measure.py floaters runs/room
+    python scripts/measure.py floaters runs/bonsai_0 --beside runs/bonsai_1 runs/bonsai_2
     python scripts/measure.py mesh runs/orrery/export/mesh.ply --data data/orrery
 
 depth     |rendered - true| / true of the pixels of a split whose rays meet a surface
 floaters  opacity of those rays nearer than half the true range, with samples from the camera on: there is only air.
-          Of a scene without true ranges, nearer than half the median depth of the view
+          Of a scene without true ranges, nearer than half the median of what this run and those `beside` it, of other
+          seeds, render at the pixel; of a run alone, nearer than half the median depth of the view
 mesh      from points of the true surface that some training camera sees to the nearest point of the mesh, and from
           points of the mesh to the nearest point of the true surface, in percent of the longest side of the true
           surface's box; chamfer is the mean of both means. What lies outside of that box does not count.
@@ -23,7 +25,7 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -70,6 +72,8 @@ class DepthOptions:
 class FloaterOptions(DepthOptions):
     """Measure what a run has in the air before surfaces."""
 
+    beside: tuple[Path, ...] = ()  # runs of the same scene whose depth, with this run's, says where surfaces are
+
 
 @dataclass
 class MeshOptions:
@@ -93,9 +97,13 @@ def main(arguments: list[str]) -> int:
         measured = {"mesh": str(options.mesh), **mesh_errors(options.mesh, options.data)}
     else:
         run = load_run(options.run, options.device, options.module)
-        measure = floaters if isinstance(options, FloaterOptions) else depth_errors
         about = {"run": str(options.run), "split": options.split, "steps": run.state["step"]}
-        measured = about | measure(run, views_of(run, options.data, options.split))
+        views = views_of(run, options.data, options.split)
+        if isinstance(options, FloaterOptions):
+            others = [load_run(other, options.device, options.module) for other in options.beside]
+            measured = about | floaters(run, views, others)
+        else:
+            measured = about | depth_errors(run, views)
     text = json.dumps(measured, indent=1)
     print(text)
     if options.out:
@@ -176,7 +184,7 @@ def quantiles(errors: Tensor) -> dict[str, float | int | None]:
     return {"median": round(float(median), 5), "quantile_90": round(float(high), 5), "pixels": len(errors)}
 
 
-def floaters(run: Run, views: list[View]) -> dict[str, Any]:
+def floaters(run: Run, views: list[View], others: Sequence[Run] = ()) -> dict[str, Any]:
     """Mean opacity before half the range, of all rays and of each view's, and the share of rays where it is most."""
     model = build_model(replace(run.config, sampling=replace(run.config.sampling, near=0.0)))  # training has none there
     model.load_state_dict(run.model.state_dict())
@@ -184,15 +192,20 @@ def floaters(run: Run, views: list[View]) -> dict[str, Any]:
     for view in tqdm(views, desc="floaters", unit="view", dynamic_ncols=True):
         cameras, true = view.cameras.to(run.device), view.true
         if true is None:
-            depth = image_of(cameras, 0, ("median_depth",))["depth_median_ray"]
-            seen = depth[depth > 0]
-            true = torch.full_like(depth, seen.median().item() if len(seen) else torch.inf)
+            depth = torch.stack([median_depth(one, cameras) for one in (run, *others)])  # [runs, H, W]
+            true = depth.median(0).values if others else torch.full_like(depth[0], depth[depth.isfinite()].median())
         opacity = torch.cat(list(opacity_before(image_of, cameras, 0.5 * true.flatten())))
         found.append(opacity[true.flatten().isfinite()])
         rows.append({"view": view.name, "mean_opacity": round(found[-1].double().mean().item(), 6)})
     opacity = torch.cat(found)
     mean, share = opacity.double().mean().item(), (opacity > 0.5).double().mean().item()
     return {"mean_opacity": mean, "share_above_half": share, "rays": len(opacity), "views": rows}
+
+
+def median_depth(run: Run, cameras: Cameras) -> Tensor:
+    """Median depth along the rays of a view [H, W], infinite where nothing is."""
+    depth = ImageRenderer(run.model, run.background)(cameras, 0, ("median_depth",))["depth_median_ray"]
+    return torch.where(depth > 0, depth, torch.inf)
 
 
 @torch.no_grad()
