@@ -22,6 +22,7 @@ def main(options: SummaryOptions) -> int:
         "truth | render | error": [folder / run_files.score_name(split)],
         "loss over time": [folder / run_files.LOSS_PLOT],
         "pictures over time": [folder / run_files.PREVIEWS / name for name in (run_files.STRIP, run_files.GIF)],
+        "all of it in one page": [folder / run_files.REPORT],
         "curves of TensorBoard": [folder / run_files.TENSORBOARD],
     }
     for kind, paths in kinds.items():

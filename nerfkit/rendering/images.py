@@ -74,12 +74,6 @@ def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, floa
     return colors * opacity + (1 - opacity)
 
 
-def comparison_image(truth: Tensor, render: Tensor) -> Tensor:
-    """Truth | render | error, side by side; errors of 0.25 and more are the brightest."""
-    error = (render - truth).abs().mean(-1)  # [H, W]
-    return torch.cat([truth, render, colorize(error, 0, 0.25, "inferno")], dim=1)
-
-
 @contextmanager
 def video_writer(path: Path, fps: int) -> Iterator[Callable[[Tensor], None]]:
     """Inside, appends images [H, W, 3] in [0, 1] to an MP4 (H.264); sizes are padded to even numbers by their edges."""
