@@ -21,7 +21,7 @@ from nerfkit.metrics import CONVOLUTIONS, LPIPS_MIN_SIDE, Lpips, psnr, ssim
 from nerfkit.model.renderer import Renderer
 from nerfkit.rendering import images as video
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import colorize, file_stems, png_bytes, preview
+from nerfkit.rendering.images import color_bar, colorize, file_stems, png_bytes, preview, to_uint8
 from nerfkit.training.evaluator import evaluate
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params
@@ -122,6 +122,15 @@ def test_previews_fade_to_white_where_little_is_seen():
     torch.testing.assert_close(shown["normal"], torch.tensor([[1.0, 1, 1], [1, 0.75, 0.75], [0.5, 0.5, 0]]))
     colors = colorize(depth, 2.0, 4.0)[0]
     torch.testing.assert_close(shown["depth_ray"], torch.stack([torch.ones(3), colors[1] / 2 + 0.5, colors[2]]))
+
+
+def test_a_color_bar_has_the_colors_of_depths_with_the_farthest_on_top():
+    bar, ends = (
+        to_uint8(color_bar("turbo", 1.7, 6.3, "depth [m]")),
+        to_uint8(colorize(torch.tensor([1.7, 6.3]), 1.7, 6.3)),
+    )
+    nearest, farthest = (np.argwhere((bar == end).all(-1))[:, 0] for end in ends)
+    assert farthest.max() + 100 < nearest.min()
 
 
 def test_a_video_is_padded_to_even_sizes_by_its_edge(tmp_path):

@@ -171,10 +171,8 @@ class SummaryOptions:
 
 
 @dataclass
-class ReportOptions:
+class ReportOptions(SummaryOptions):
     """Write RUN/report.html: one page of a run's scores, pictures, curves and decisions, and how to repeat it."""
-
-    run: Run  # run folder
 
 
 @dataclass

@@ -34,9 +34,8 @@ from nerfkit.metrics import (
 from nerfkit.model.base import Model
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
-from nerfkit.rendering.captions import comparison_image
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import file_stems, png_bytes
+from nerfkit.rendering.images import comparison_image, file_stems, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
 from nerfkit.training.run.files import METRICS, OTHER_SCORES, OWN_SCORES, score_name
 from nerfkit.training.run.folder import RunFolder

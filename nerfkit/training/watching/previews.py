@@ -27,9 +27,8 @@ from nerfkit.config import Config
 from nerfkit.data.images.pixels import background_color, blend
 from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import UserError
-from nerfkit.rendering.captions import beside
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.rendering.images import gif_bytes, png_bytes, to_uint8
+from nerfkit.rendering.images import beside, moving_bytes, png_bytes, to_uint8
 from nerfkit.training.run.files import GIF, PREVIEWS, STRIP, read_log
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
@@ -104,7 +103,6 @@ class Previews(Watcher):
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
         """Draw what `trainer` trains. Pictures of earlier parts of the run stay, but for steps that come again."""
-        self.run = folder.path
 
         def open_folder() -> None:
             self.folder = folder.child(PREVIEWS, PREVIEWS)
@@ -149,12 +147,12 @@ class Previews(Watcher):
         if not (stopped and steps) and trainer.step not in steps:
             self._draw(trainer)
         pictures = self._drawn(truth)
-        known = [(0, 0.0), *((line["step"], line["seconds"]) for line in read_log(self.run))]
+        known = [(0, 0.0), *((line["step"], line["seconds"]) for line in read_log(self.folder.path.parent))]
         seconds = np.interp(list(pictures), *zip(*known, (trainer.step, trainer.seconds), strict=True))
         titles = [f"step {step}\n{time:.1f} s" for step, time in zip(pictures, seconds, strict=True)]
         self.folder.write(TRUTH, png_bytes(self.truth))
         self.folder.write(STRIP, png_bytes(strip(titles, list(pictures.values()), truth)))
-        self.folder.write(GIF, gif_bytes(list(pictures.values()) or [truth], FPS, LAST))
+        self.folder.write(GIF, moving_bytes("GIF", list(pictures.values()) or [truth], FPS, LAST))
 
     def _drawn(self, truth: np.ndarray) -> dict[int, np.ndarray]:
         """The pictures of the size of the truth by step; those that another device drew may have another."""
