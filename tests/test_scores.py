@@ -169,11 +169,11 @@ def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
         folder.claim()
         for line in lines:
             folder.append(LOG, json.dumps(line))
-        plot_training(folder, {"n_views": 3, "protocol": {"split": "test"}, "psnr": 9.25, "train_seconds": 1.5})
+        plot_training(folder, {"n_views": 3, "psnr": 9.25, "train_seconds": 1.5})
         assert (tmp_path / name / "loss.png").exists()
     drawn = [line.get_xydata().tolist() for line in figures[0].axes[1].lines]
     assert drawn == [[[0.5, 11.0], [1.0, 12.0]], [[1.0, 8.5]], [[1.5, 9.25]]]
-    assert_names(figures[0].axes[1].get_legend().get_texts()[-1].get_text(), "3 test views", "9.25 dB")
+    assert_names(figures[0].axes[1].get_legend().get_texts()[-1].get_text(), "3 held-out views", "9.25 dB")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from nerfkit.config.files import read_decisions
 from nerfkit.config.recipe import value_text
 from nerfkit.data.images.pixels import image_header, read_image
 from nerfkit.errors import RunError
-from nerfkit.files import OwnFolder
+from nerfkit.files import read_marker
 from nerfkit.reading import read_text_utf8, shown
 from nerfkit.rendering.images import moving_bytes
 from nerfkit.training.evaluator import evenly_chosen
@@ -59,11 +59,11 @@ def page_of(folder: RunFolder) -> str:
     """The page as HTML."""
     run, config, frame = folder.path, run_files.read_config(folder.path), run_frame(folder.path)
     title, file = _text(run.resolve().name), run_files.scores_file(run, config.eval.split)
-    rendered = [pictures(run / name, "rendering") for name in sorted(folder.names) if name.startswith("render/")]
+    rendered = [pictures(run / name) for name in sorted(folder.names) if name.startswith("render/")]
     in_color = [[frame for frame in frames if not frame.name.startswith(NO_COLORS)] for frames in rendered]
-    compared = pictures(run / run_files.score_name(config.eval.split), "scores")
+    compared = pictures(run / run_files.score_name(config.eval.split))
     chosen = [compared[i] for i in evenly_chosen(len(compared), COMPARISONS)]
-    way = [file for file in pictures(run / run_files.PREVIEWS, run_files.PREVIEWS) if file.name == run_files.STRIP]
+    way = [file for file in pictures(run / run_files.PREVIEWS) if file.name == run_files.STRIP]
     decided = [(option, value_text(made.value), made.by, made.why) for option, made in read_decisions(run).items()]
     decided += [("frame", "", "scene", str(note)) for note in (frame.notes if frame is not None else ())]
     again = as_typed("train", config.data.path or "SCENE", "--config", "config.toml", "--out", "runs/again")
@@ -71,10 +71,10 @@ def page_of(folder: RunFolder) -> str:
     sections = [
         *((f"Rendering: {frames[0].parent.name}", _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
         (f"{len(chosen)} of {len(compared)} views beside their truth", "".join(_image([file]) for file in chosen)),
-        ("Curves, and pictures on the way", "".join(_image([file]) for file in pictures(run, "run") + way)),
+        ("Curves, and pictures on the way", "".join(_image([file]) for file in pictures(run) + way)),
         *(scores(file) if file.exists() else []),
         ("What was decided, and why", _table(("option", "value", "decided by", "why"), decided)),
-        ("How to repeat it: with the second text as config.toml", codes),
+        ("How to repeat it; the second text is config.toml", codes),
     ]
     text = "".join(f"<h2>{_text(title)}</h2>\n{content}" for title, content in sections if content)
     outcome = of_scores(file) if file.exists() else without_scores(run)
@@ -91,11 +91,10 @@ def scores(file: Path) -> list[tuple[str, str]]:
     return [("Each view, the worst first", _table(("view", *names), rows)), ("How it was scored", _table((), protocol))]
 
 
-def pictures(folder: Path, kind: str) -> list[Path]:
+def pictures(folder: Path) -> list[Path]:
     """PNG files in a folder of nerfkit's, and its own alone, in their order."""
-    own = OwnFolder(folder, kind)
-    own.read()
-    return [folder / name for name in sorted(own.names) if name.endswith(".png") and own.owns(name)]
+    _, names = read_marker(folder)
+    return [folder / name for name in sorted(names) if name.endswith(".png") and (folder / name).exists()]
 
 
 def _image(files: Sequence[Path]) -> str:

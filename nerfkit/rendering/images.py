@@ -20,7 +20,7 @@ from torch import Tensor
 from nerfkit.errors import UserError
 
 GAP = 8  # pixels between two parts of a picture, and around words
-LEAST, DPI = 160, 80  # pixels, height of a color bar; its dots per inch
+LEAST = 160  # pixels, height of a color bar
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
@@ -103,7 +103,8 @@ def color_bar(colormap: str, low: float, high: float, label: str, beyond: str = 
     from matplotlib import cm, colors  # slow to import
     from matplotlib.figure import Figure  # not pyplot, whose backend is the caller's
 
-    figure = Figure(figsize=(1.2, max(height, LEAST) / DPI), dpi=DPI, layout="constrained")
+    dpi = max(height // 4, 80)  # words grow with the pictures
+    figure = Figure(figsize=(1.2, max(height, LEAST) / dpi), dpi=dpi, layout="constrained")
     values = cm.ScalarMappable(colors.Normalize(low, high), colormap)
     figure.colorbar(values, cax=figure.subplots(), label=label, extend=beyond)
     figure.savefig(content := io.BytesIO())

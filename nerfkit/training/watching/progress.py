@@ -198,7 +198,7 @@ def plot_training(folder: RunFolder, metrics: dict[str, Any] | None = None) -> N
         held_out = [[line[key] for line in scores] for key in ("seconds", TEST_PSNR)]
         right.plot(*held_out, color="tab:green", marker=".", label="held-out views")
     if metrics is not None:
-        label = f"{metrics['n_views']} {metrics['protocol']['split']} views: {metrics['psnr']:.2f} dB"
+        label = f"in the end, {metrics['n_views']} held-out views: {metrics['psnr']:.2f} dB"
         right.plot(metrics["train_seconds"], metrics["psnr"], "*", color="tab:red", markersize=10, label=label)
     right.set(xlabel="training time [s]", ylabel="PSNR [dB]", title="PSNR")
     right.legend()
