@@ -24,6 +24,7 @@ from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.errors import ConfigError, RunError, SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.images import preview
 from nerfkit.rendering.paths import with_size
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.step.losses import squared_error
@@ -79,8 +80,10 @@ def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypat
     assert "frame" in capsys.readouterr().out
 
 
-def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tmp_path):
+def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tmp_path, monkeypatch):
     """A path that is written is read again as the same cameras, and depths are in the units of the files."""
+    ends, bar = [], render.color_bar
+    monkeypatch.setattr(render, "color_bar", lambda *given: ends.append(given[1:3]) or bar(*given))
     size = ("--size", 26, 22)
     call(render, run_of_capture, "--path", "test", "--out", tmp_path / "a", *size, "--outputs", "rgb,depth,normal")
     written = json.loads((tmp_path / "a" / "path.json").read_text())["frames"]
@@ -98,6 +101,9 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
     images = run.render(with_size(run.cameras("test"), 26, 22), 1, ("depth", "normal"))
     depth, normal = (np.load(tmp_path / "a" / f"{name}_{stems[1]}.npz")[name] for name in ("depth_z", "normal"))
     np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.frame.scale, rtol=1e-4)
+    colors = preview("depth_z", images | {"depth_z": torch.from_numpy(depth)}, ends[0])
+    shown = np.asarray(Image.open(tmp_path / "a" / f"depth_z_{stems[1]}.png")) / 255
+    np.testing.assert_allclose(shown, colors.numpy(), atol=0.03, err_msg="the legend is in the files' units")
     np.testing.assert_allclose(normal, images["normal"].numpy() @ run.frame.rotation, atol=1e-3)
 
 

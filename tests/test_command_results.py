@@ -2,19 +2,25 @@
 """What the commands write, number by number. They are called in this process: each start of Python costs seconds."""
 
 import json
+import shlex
+from base64 import b64decode
 from dataclasses import replace
+from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
-from nerfkit.commands import render, summary, train
+from nerfkit.commands import render, report, summary, train
 from nerfkit.data.readers.transforms.cameras_json import parse_cameras, read_json
 from nerfkit.errors import RunError, UserError
+from nerfkit.files import OwnFolder
 from nerfkit.rendering import paths
 from nerfkit.rendering.images import preview
 from nerfkit.training.run import checkpoint
@@ -133,6 +139,7 @@ def test_frames_are_what_the_model_sees_on_an_orbit(trained, frames):
         torch.testing.assert_close(getattr(got, name), getattr(wanted, name), rtol=1e-5, atol=1e-5, msg=name)
     distance = (run.cameras().positions - middle).norm(dim=-1).mean().item()
     reach = torch.tensor(BOX).view(2, 3).diff(dim=0).norm().item() / 2
+    assert {file.name for file in frames.glob("legend*")} == {"legend_depth_ray.png", "legend_depth_z.png"}
     for view in range(3):
         images = run.render(wanted, view, ("rgb", "depth", "opacity", "normal"))
         for name in NAMES:
@@ -147,10 +154,12 @@ def test_frames_are_what_the_model_sees_on_an_orbit(trained, frames):
 
 
 def test_a_video_has_the_frames_in_their_order(frames):
+    """At their rate, padded to even sizes by their edge."""
     reader = imageio.get_reader(frames / "rgb.mp4")
     assert reader.get_meta_data()["fps"] == 5 and reader.get_meta_data()["size"] == (12, 10)
-    shown = [np.asarray(image, dtype=float)[:9, :11] for image in reader]
+    shown = [np.asarray(image, dtype=float) for image in reader]
     images = [imageio.imread(frames / file_of("rgb", view)).astype(float) for view in range(3)]
+    images = [np.pad(image, ((0, 1), (0, 1), (0, 0)), mode="edge") for image in images]
     assert len(shown) == 3
     distances = [[np.abs(a - b).mean() for b in images] for a in shown]
     assert [int(np.argmin(row)) for row in distances] == [0, 1, 2]
@@ -272,6 +281,59 @@ def test_a_summary_has_the_runs_numbers(run, capsys):
     call(summary, run)
     output, last = capsys.readouterr().out, read_log(run)[-1]
     assert_names(output, f"step {STEPS}", f"{last['seconds']:.0f} s", f"loss {last['loss']:.3g}", f"eval {run}")
+
+
+class Page(HTMLParser):
+    """What a browser finds in a run's report."""
+
+    def __init__(self, run: Path):
+        super().__init__()
+        self.tags, self.sources, self.texts, self.codes = set(), [], [], []
+        self.feed((run / "report.html").read_text())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, text):
+        (self.codes if self.lasttag == "pre" and text.strip() else self.texts).append(text)
+
+
+def test_a_report_has_scores_pictures_and_decisions_and_what_repeats_the_run(run, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["nerfkit"])
+    call(render, run, "--frames", 3, "--size", 8, 6, "--outputs", "depth,rgb", "--device", "cpu")
+    call(report, run)
+    page = Page(run)
+    images = [Image.open(BytesIO(b64decode(uri.removeprefix("data:image/webp;base64,")))) for uri in page.sources]
+    turntable, comparison, curves, strip = images
+    assert (turntable.n_frames, turntable.size) == (3, (8, 6))
+    for image, file in ((comparison, "eval/r_0.png"), (curves, "loss.png"), (strip, "previews/strip.png")):
+        assert image.size == Image.open(run / file).size
+    for row in json.loads((run / "metrics.json").read_text())["views"]:
+        assert {row["view"], f"{row['psnr']:.4f}", f"{row['ssim']:.4f}"} <= set(page.texts)
+    for option, decision in json.loads((run / "decisions.json").read_text()).items():
+        assert {option, decision["by"], decision["why"]} <= set(page.texts)
+    command, options = page.codes
+    assert shlex.split(command)[:5] == ["nerfkit", "train", read_config(run).data.path, "--config", "config.toml"]
+    assert options == (run / "config.toml").read_text()
+
+
+def test_a_report_shows_the_names_of_others_as_texts_and_is_small(run, tmp_path):
+    evil, noise = "<script>alert('&amp;')<", np.random.default_rng(0).integers(0, 256, (700, 1000, 3), dtype=np.uint8)
+    run = run.rename(tmp_path / evil)
+    for name in ("metrics.json", "decisions.json"):
+        text = (run / name).read_text()
+        (run / name).write_text(text.replace("r_1", evil).replace("with size small", evil).replace("pinhole", evil))
+    (run / "config.toml").write_text(f"{(run / 'config.toml').read_text()}# </pre>{evil}\n")
+    compared = OwnFolder(run / "eval", "scores")
+    compared.read()
+    for view in range(9):
+        compared.write(f'{view}">{evil}.png', imageio.imwrite(imageio.RETURN_BYTES, noise, format="png"))
+    call(report, run)
+    page = Page(run)
+    assert "script" not in page.tags and all(source.startswith("data:image/webp") for source in page.sources)
+    assert page.texts.count(evil) >= 4 and evil in page.codes[-1] and len(page.sources) == 10
+    assert (run / "report.html").stat().st_size < 5_000_000
 
 
 def test_a_device_or_backend_that_is_asked_for_is_taken_or_an_error(options, run, tmp_path):

@@ -7,7 +7,6 @@ import json
 import os
 from pathlib import Path
 
-import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
@@ -21,7 +20,7 @@ from nerfkit.metrics import CONVOLUTIONS, LPIPS_MIN_SIDE, Lpips, psnr, ssim
 from nerfkit.model.renderer import Renderer
 from nerfkit.rendering import images as video
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import colorize, file_stems, png_bytes, preview
+from nerfkit.rendering.images import color_bar, colorize, file_stems, png_bytes, preview, to_uint8
 from nerfkit.training.evaluator import evaluate
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params
@@ -124,18 +123,10 @@ def test_previews_fade_to_white_where_little_is_seen():
     torch.testing.assert_close(shown["depth_ray"], torch.stack([torch.ones(3), colors[1] / 2 + 0.5, colors[2]]))
 
 
-def test_a_video_is_padded_to_even_sizes_by_its_edge(tmp_path):
-    """Frames of 17x15 in order, at their rate; the row and the column more are those beside them."""
-    frames = []
-    for index, level in enumerate((0.2, 0.5, 0.8)):
-        frames.append(tmp_path / f"{index}.png")
-        frames[-1].write_bytes(png_bytes(torch.full((15, 17, 3), level)))
-    (tmp_path / "video.mp4").write_bytes(video.video_bytes(frames, 7))
-    reader = imageio.get_reader(tmp_path / "video.mp4")
-    assert reader.get_meta_data()["fps"] == 7 and reader.get_meta_data()["size"] == (18, 16)
-    images = [np.asarray(image, dtype=float) for image in reader]
-    assert [image.mean() / 255 for image in images] == pytest.approx([0.2, 0.5, 0.8], abs=0.02)
-    assert all(np.abs(image / 255 - level).max() < 0.05 for image, level in zip(images, (0.2, 0.5, 0.8), strict=True))
+def test_a_color_bar_has_the_colors_of_depths_with_the_farthest_on_top():
+    bar, ends = to_uint8(color_bar("turbo", 1, 6, "depth [m]")), to_uint8(colorize(torch.tensor([1.0, 6.0]), 1, 6))
+    nearest, farthest = (np.argwhere((bar == end).all(-1))[:, 0] for end in ends)
+    assert farthest.max() + 100 < nearest.min()
 
 
 # ---- LPIPS, with random weights in the file's place

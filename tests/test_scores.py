@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import figure
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from nerfkit import config as config_module
 from nerfkit.commands import train
@@ -21,7 +21,7 @@ from nerfkit.errors import UserError
 from nerfkit.metrics import ssim
 from nerfkit.parallel import ALONE
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import to_uint8
+from nerfkit.rendering.images import colorize, to_uint8
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run.files import LOG, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
@@ -70,21 +70,39 @@ def test_scores_are_means_over_the_views(scored):
     assert [row["view"] for row in metrics["views"]] == ["r_0", "r_1"]
 
 
-def test_a_comparison_is_truth_render_and_error_side_by_side(scored):
-    _, trainer, views, truth = scored
+@pytest.fixture
+def words(monkeypatch) -> list[str]:
+    """What is written into pictures."""
+    found, write = [], ImageDraw.ImageDraw.text
+    draw = lambda self, place, text, *how: found.append(text) or write(self, place, text, *how)  # noqa: E731
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", draw)
+    return found
+
+
+def place(picture: np.ndarray, part: np.ndarray, tolerance: int = 1) -> tuple[int, int]:
+    """Row and column at which one picture [H, W, 3] uint8 stands in another, whose pixels it has."""
+    windows = np.lib.stride_tricks.sliding_window_view(picture, part.shape)
+    near = (windows >= part.clip(tolerance) - tolerance) & (windows <= part.clip(max=255 - tolerance) + tolerance)
+    ((row, column, _),) = np.argwhere(near.all((-3, -2, -1)))
+    return row, column
+
+
+def test_a_comparison_is_truth_render_and_error_side_by_side(words, scored):
+    metrics, trainer, views, truth = scored
     (file,) = (trainer.folder.path / "eval").glob("*.png")
-    image = np.asarray(Image.open(file)).astype(float) / 255
-    width, render = views.cameras.width, rendered(trainer, views.cameras, 0)
-    assert file.stem == "r_0" and image.shape == (views.cameras.height, 3 * width, 3)
-    np.testing.assert_allclose(image[:, :width], truth[0].numpy(), atol=0.5 / 255 + 1e-6)
-    np.testing.assert_allclose(image[:, width : 2 * width], render.numpy(), atol=0.5 / 255 + 1e-6)
-    error, brightness = (render - truth[0]).abs().mean(-1).numpy(), image[:, 2 * width :].sum(-1)
+    image, render = np.asarray(Image.open(file)), rendered(trainer, views.cameras, 0)
+    error = (render - truth[0]).abs().mean(-1)
+    parts = [place(image, to_uint8(part)) for part in (truth[0], render)]
+    parts.append(place(image, to_uint8(colorize(error, 0, 0.25, "inferno")), tolerance=8))
+    (top, left), (_, middle), (_, right) = parts
+    assert file.stem == "r_0" and {row for row, _ in parts} == {top} and left < middle < right
+    brightness = image[top:, right:][: views.cameras.height, : views.cameras.width].sum(-1) / 255
     assert brightness[error < 0.002].max() < 0.2 and brightness[error > 0.25].min() > 2.2
-    assert np.corrcoef(error.clip(max=0.25).ravel(), brightness.ravel())[0, 1] > 0.9
+    assert_names(" ".join(words), "truth", "r_0", "render", f"{metrics['views'][0]['psnr']:.2f} dB", "error")
 
 
-def test_as_many_comparisons_as_asked_for_spread_over_the_views(small_config, tmp_path):
-    """Of the last scoring alone, and what nerfkit did not write."""
+def test_as_many_comparisons_as_asked_for_spread_over_the_views(small_config, tmp_path, capsys):
+    """Of the last scoring alone, and what nerfkit did not write; what is removed is told."""
     small_config.eval.split, folder = "train", tmp_path / "run/eval/train"
     trainer = make_trainer(small_config)
     trainer.save(tmp_path / "run")
@@ -94,6 +112,7 @@ def test_as_many_comparisons_as_asked_for_spread_over_the_views(small_config, tm
         evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
         (folder / "mine.png").write_bytes(b"")
         assert {file.stem for file in folder.glob("*.png")} == wanted | {"mine"}
+        assert (f"3 images of an earlier scoring are removed from {folder}" in capsys.readouterr().out) == (not wanted)
 
 
 @pytest.fixture
@@ -150,10 +169,11 @@ def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
         folder.claim()
         for line in lines:
             folder.append(LOG, json.dumps(line))
-        plot_training(folder)
+        plot_training(folder, {"n_views": 3, "psnr": 9.25, "train_seconds": 1.5})
         assert (tmp_path / name / "loss.png").exists()
     drawn = [line.get_xydata().tolist() for line in figures[0].axes[1].lines]
-    assert drawn == [[[0.5, 11.0], [1.0, 12.0]], [[1.0, 8.5]]]
+    assert drawn == [[[0.5, 11.0], [1.0, 12.0]], [[1.0, 8.5]], [[1.5, 9.25]]]
+    assert_names(figures[0].axes[1].get_legend().get_texts()[-1].get_text(), "3 held-out views", "9.25 dB")
 
 
 @pytest.fixture
@@ -320,7 +340,7 @@ def test_pictures_wait_for_the_time_that_they_may_take(small_config, tmp_path, m
     assert steps_in(run) == [1, 10, 11]
 
 
-def test_strip_and_gif_are_of_all_parts_of_a_run(small_config, tmp_path):
+def test_strip_and_gif_are_of_all_parts_of_a_run(words, small_config, tmp_path):
     """Stopped and resumed: earlier pictures stay, those of steps that come again go, files of users stay."""
     run, small_config.trainer.steps, small_config.trainer.preview_every = tmp_path / "run", 30, 2
     trainer, pictures = with_previews(small_config, run)
@@ -335,11 +355,11 @@ def test_strip_and_gif_are_of_all_parts_of_a_run(small_config, tmp_path):
     pictures.finish(trainer)
     steps = [2, 4, 6, 8, 10, 11, *range(12, 31, 2)]
     assert steps_in(run) == steps and (run / "previews" / "mine.png").read_text() == "mine"
-    strip = picture_of(run, "strip")
-    parts = [strip[:, i * (WIDTH + previews.GAP) :][:, :WIDTH] for i in range(previews.IN_STRIP)]
-    assert strip.shape[1] == previews.IN_STRIP * (WIDTH + previews.GAP) - previews.GAP
-    for part, name in ((parts[0], "000002"), (parts[-2], "000030"), (parts[-1], "truth")):
-        assert np.array_equal(part, picture_of(run, name)), name
+    strip, *parts = (picture_of(run, name).astype(np.uint8) for name in ("strip", "000002", "000030", "truth"))
+    rows, columns = zip(*(place(strip, part, tolerance=0) for part in parts), strict=True)
+    assert len(set(rows)) == 1 and list(columns) == sorted(columns)
+    titles = words[-previews.IN_STRIP :]
+    assert titles[0].startswith("step 2\n") and titles[-2:] == [f"step 30\n{trainer.seconds:.1f} s", "truth"]
     with Image.open(run / "previews" / "progress.gif") as gif:
         assert gif.size == (WIDTH, HEIGHT) and 2 < gif.n_frames <= len(steps)
 

@@ -66,7 +66,9 @@ class RenderOptions(RunOptions):
 
     path: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
     frames: ranged(int | None, 1, 100_000) = None  # of orbit, spiral and interpolate; 60, or 4 a view, if left out
-    size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height, whose angle stays; else as trained
+    size: ranged(tuple[int, int] | None, 1, 2**16) = (
+        None  # width and height; the vertical angle stays, and pixels their shape; else as trained
+    )
     fps: integer(1, 1000) = 20  # frames per second of the video
     outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
@@ -169,6 +171,11 @@ class SummaryOptions:
 
 
 @dataclass
+class ReportOptions(SummaryOptions):
+    """Write RUN/report.html: one page of a run's scores, pictures, curves and decisions, and how to repeat it."""
+
+
+@dataclass
 class DoctorOptions:
     """Print what this installation can do, with a verdict; exit status 0 if training works, else 1."""
 
@@ -181,6 +188,7 @@ OPTIONS: dict[str, type] = {  # of each command; those of an export are of its k
     "export": ExportOptions,
     "eval": EvalOptions,
     "summary": SummaryOptions,
+    "report": ReportOptions,
     "doctor": DoctorOptions,
 }
 KINDS: dict[str, type[ExportOptions]] = {

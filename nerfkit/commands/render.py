@@ -25,11 +25,12 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import chosen, did_you_mean
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import file_stems, npz_bytes, png_bytes, preview, probe_video, video_bytes
+from nerfkit.rendering.images import color_bar, file_stems, npz_bytes, png_bytes, preview, probe_video, video_bytes
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 
 PATH_FILE = "path.json"  # in the frame of the scene's files
+LEGEND = "legend_"  # in a picture of its own: those of depths are read by programs, too
 FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views
 MAX_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
 BYTES_PER_PIXEL = {  # of values, previews and files in memory
@@ -139,6 +140,7 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
     if processes.is_first:
         images = {file for files in frames.values() for file in files}
         files = {f"{name}.mp4" for name in frames} | images | {f"{Path(file).stem}.npz" for file in images}
+        files |= {f"{LEGEND}{name}.png" for name in frames}
         folder.lock()
         try:
             prepare(folder, path, files, options)
@@ -201,6 +203,11 @@ def render_frames(
     distance = (run.cameras("train").positions - box.mean(0)).norm(dim=-1).mean().item()
     radius = (box[1] - box[0]).norm().item() / 2
     span = max(distance - radius, 0.0), distance + radius  # of the depth colors: from the cameras into the box
+    ends = span if run.frame is None else [run.frame.distance_to_input(end) for end in span]
+    for name in frames if processes.is_first else ():
+        if name.startswith("depth"):
+            bar = color_bar("turbo", *ends, f"{name} [units of the scene's files]")
+            folder.write(f"{LEGEND}{name}.png", png_bytes(bar))
     views, hidden = processes.share(len(cameras)), not processes.is_first
     for view in tqdm(views, desc="rendering", unit="frame", dynamic_ncols=True, disable=hidden):
         if resume and all(folder.owns(files[view]) for files in frames.values()):

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import SummaryOptions
@@ -24,6 +27,7 @@ def main(options: SummaryOptions) -> int:
         "truth | render | error": [folder / run_files.score_name(split)],
         "loss over time": [folder / run_files.LOSS_PLOT],
         "pictures over time": [folder / run_files.PREVIEWS / name for name in (run_files.STRIP, run_files.GIF)],
+        "all of it in one page": [folder / run_files.REPORT],
         "curves of TensorBoard": [folder / run_files.TENSORBOARD],
     }
     for kind, paths in kinds.items():
@@ -33,17 +37,23 @@ def main(options: SummaryOptions) -> int:
     return 0
 
 
+@contextmanager
+def metrics_in(file: Path) -> Iterator[dict[str, Any]]:
+    """The scores in a file; raises RunError if that, or what the block makes of it, shows that it was edited."""
+    try:
+        yield read_json(file, RunError, "the scores")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
+
+
 def of_scores(file: Path) -> str:
     """The scores in a file, and after which training, in a line."""
-    try:
-        metrics = read_json(file, RunError, "the scores")
+    with metrics_in(file) as metrics:
         protocol = metrics["protocol"]
         return (
             f"{run_files.in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
             f"views of {protocol['size']}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
 
 
 def without_scores(folder: Path) -> str:

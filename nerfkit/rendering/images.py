@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of values; image and video files."""
+"""Images of values, that say what they show; image and video files."""
 
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +14,13 @@ from pathlib import Path
 import imageio.v2 as imageio
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from nerfkit.errors import UserError
+
+GAP = 8  # pixels between two parts of a picture, and around words
+LEAST = 160  # pixels, height of a color bar
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
@@ -74,10 +78,45 @@ def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, floa
     return colors * opacity + (1 - opacity)
 
 
-def comparison_image(truth: Tensor, render: Tensor) -> Tensor:
-    """Truth | render | error, side by side; errors of 0.25 and more are the brightest."""
-    error = (render - truth).abs().mean(-1)  # [H, W]
-    return torch.cat([truth, render, colorize(error, 0, 0.25, "inferno")], dim=1)
+def beside(parts: Sequence[tuple[str, Tensor]]) -> Tensor:
+    """Images [H, W, 3] side by side, each below its title, on white: [H', W', 3]. Their pixels stay as they are."""
+    import matplotlib  # slow to import; Pillow's own font has no letters but ASCII
+
+    file = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    tallest = max(image.shape[0] for _, image in parts)
+    font = ImageFont.truetype(str(file), min(max(tallest // 32, 12), 32))
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1))).textbbox
+    boxes = [measure((0, 0), title, font) for title, _ in parts]
+    widths = [max(image.shape[1], math.ceil(box[2])) for (_, image), box in zip(parts, boxes, strict=True)]
+    left, top = GAP, math.ceil(max(box[3] for box in boxes)) + 2 * GAP
+    canvas = Image.new("RGB", (sum(widths) + GAP * (len(parts) + 1), top + tallest + GAP), "white")
+    for (title, image), width in zip(parts, widths, strict=True):
+        ImageDraw.Draw(canvas).text((left, GAP), title, "black", font)
+        canvas.paste(Image.fromarray(to_uint8(image)), (left, top))
+        left += width + GAP
+    return torch.frombuffer(bytearray(canvas.tobytes()), dtype=torch.uint8).view(canvas.height, canvas.width, 3) / 255
+
+
+@cache
+def color_bar(colormap: str, low: float, high: float, label: str, beyond: str = "both", height: int = 320) -> Tensor:
+    """What the colors say, [H, W, 3]: numbers and their unit; `beyond` (both, max) is where there are values more."""
+    from matplotlib import cm, colors  # slow to import
+    from matplotlib.figure import Figure  # not pyplot, whose backend is the caller's
+
+    dpi = max(height // 4, 80)  # words grow with the pictures
+    figure = Figure(figsize=(1.2, max(height, LEAST) / dpi), dpi=dpi, layout="constrained")
+    values = cm.ScalarMappable(colors.Normalize(low, high), colormap)
+    figure.colorbar(values, cax=figure.subplots(), label=label, extend=beyond)
+    figure.savefig(content := io.BytesIO())
+    return torch.from_numpy(imageio.imread(content.getvalue())[..., :3]) / 255
+
+
+def comparison_image(truth: Tensor, render: Tensor, name: str, score: float) -> Tensor:
+    """Truth, render and error of a view beside a color bar; errors of 0.25 and more are the brightest."""
+    error = colorize((render - truth).abs().mean(-1), 0, 0.25, "inferno")
+    bar = color_bar("inferno", 0, 0.25, "error (1: full range)", "max", len(truth))
+    titles = f"truth\n{name}", f"render\nPSNR {score:.2f} dB", "error\n|render - truth|", ""
+    return beside(list(zip(titles, (truth, render, error, bar), strict=True)))
 
 
 @contextmanager
@@ -123,10 +162,10 @@ def _encode(images: Iterable[Tensor], fps: int) -> bytes:
     return content
 
 
-def gif_bytes(frames: list[np.ndarray], fps: int, last: float = 0.0) -> bytes:
-    """Frames [H, W, 3] uint8 as the content of a GIF that repeats, its last frame shown for `last` more seconds."""
+def moving_bytes(format: str, frames: list[np.ndarray], fps: float, last: float = 0.0) -> bytes:
+    """Frames [H, W, 3] uint8 as a GIF or WEBP that repeats, its last frame shown for `last` more seconds."""
     images, content = [Image.fromarray(frame) for frame in frames], io.BytesIO()
-    milliseconds = [1000 // fps] * len(images)
+    milliseconds = [int(1000 / fps)] * len(images)
     milliseconds[-1] += round(1000 * last)
-    images[0].save(content, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
+    images[0].save(content, format, save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
     return content.getvalue()

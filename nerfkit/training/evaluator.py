@@ -33,6 +33,7 @@ from nerfkit.metrics import (
 )
 from nerfkit.model.base import Model
 from nerfkit.parallel import ALONE, Processes
+from nerfkit.reading import shown
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, file_stems, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
@@ -88,7 +89,8 @@ def evaluate(
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
         if view in compared and comparisons is not None:
-            comparisons.write(compared[view], png_bytes(comparison_image(truth, render)))
+            picture = comparison_image(truth, render, shown(views.names[view], 60), rows[-1]["psnr"])
+            comparisons.write(compared[view], png_bytes(picture))
     shares = processes.gathered([rows, n_ignored])
     rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
     metrics = {
@@ -208,6 +210,7 @@ def _comparison_folder(folder: RunFolder, name: str, files: set[str]) -> OwnFold
         found = folder.child(name, "scores")
         earlier = {file for file in found.names if file.endswith(".png")} - files  # of another checkpoint
         if earlier:  # the first process has removed them: the others do not disturb it
+            print(f"{len(earlier)} images of an earlier scoring are removed from {found.path}")
             found.clear(earlier)
         return found
     except RunError as error:

@@ -12,6 +12,7 @@ previews/                 pictures of one view on the way, a strip and videos of
 tensorboard/              events for TensorBoard, where trainer.tensorboard is on
 paths/                    camera paths made by hand in the viewer, which a new run in this folder leaves as they are
 loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
+report.html               all of it in one page (see nerfkit.commands.report)
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 000500.png                    the view after 500 steps, small
 truth.png                     its image
-strip.png                     some of the pictures from first to last, then the truth
+strip.png                     some of the pictures from first to last, each with its step and time, then the truth
 progress.gif                  all of them, one after another
 
 Nothing of the training changes: drawing takes no random numbers and no training time.
@@ -28,8 +28,8 @@ from nerfkit.data.images.pixels import background_color, blend
 from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.rendering.images import gif_bytes, png_bytes, to_uint8
-from nerfkit.training.run.files import GIF, PREVIEWS, STRIP
+from nerfkit.rendering.images import beside, moving_bytes, png_bytes, to_uint8
+from nerfkit.training.run.files import GIF, PREVIEWS, STRIP, read_log
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 
@@ -39,7 +39,7 @@ SIDE = {"cuda": 200, "cpu": 100}  # pixels of the longest side, at most
 AUTOMATIC = -1  # preview_every: PICTURES of them, evenly spaced in the logarithm of the progress from FIRST to 1
 PICTURES, FIRST = 30, 1 / 500
 MOST_TIME, FREE = 0.03, 1.0  # the next automatic picture waits until those before took so little: a share, and seconds
-IN_STRIP, GAP = 8, 4  # pictures, white pixels between two
+IN_STRIP = 8  # pictures
 FPS, LAST = 8, 2.0  # pictures per second of the GIF, seconds for which the last one stays
 
 
@@ -144,26 +144,28 @@ class Previews(Watcher):
     def _finish(self, trainer: Trainer, stopped: bool) -> None:
         steps = self.steps()
         truth = to_uint8(self.truth)
-        if not (stopped and self._drawn(truth)) and trainer.step not in steps:
+        if not (stopped and steps) and trainer.step not in steps:
             self._draw(trainer)
         pictures = self._drawn(truth)
+        known = [(0, 0.0), *((line["step"], line["seconds"]) for line in read_log(self.folder.path.parent))]
+        seconds = np.interp(list(pictures), *zip(*known, (trainer.step, trainer.seconds), strict=True))
+        titles = [f"step {step}\n{time:.1f} s" for step, time in zip(pictures, seconds, strict=True)]
         self.folder.write(TRUTH, png_bytes(self.truth))
-        self.folder.write(STRIP, png_bytes(strip(pictures, truth)))
-        self.folder.write(GIF, gif_bytes(pictures, FPS, LAST))
+        self.folder.write(STRIP, png_bytes(strip(titles, list(pictures.values()), truth)))
+        self.folder.write(GIF, moving_bytes("GIF", list(pictures.values()) or [truth], FPS, LAST))
 
-    def _drawn(self, truth: np.ndarray) -> list[np.ndarray]:
-        """The pictures of the size of the truth; those that another device drew may have another."""
-        drawn = [imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()]
-        return [picture for picture in drawn if picture.shape == truth.shape] or [truth][: bool(drawn)]
+    def _drawn(self, truth: np.ndarray) -> dict[int, np.ndarray]:
+        """The pictures of the size of the truth by step; those that another device drew may have another."""
+        drawn = {step: imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()}
+        return {step: picture for step, picture in drawn.items() if picture.shape == truth.shape}
 
 
-def strip(pictures: list[np.ndarray], truth: np.ndarray) -> Tensor:
-    """Some of the pictures [H, W, 3] uint8 from first to last, and the truth, side by side: [H, W', 3] in [0, 1]."""
+def strip(titles: list[str], pictures: list[np.ndarray], truth: np.ndarray) -> Tensor:
+    """Some of the pictures [H, W, 3] uint8 from first to last, and the truth, each below its title: [H', W', 3]."""
     n = min(len(pictures), IN_STRIP - 1)
-    chosen = [pictures[i * (len(pictures) - 1) // max(n - 1, 1)] for i in range(n)]
-    gap = np.full((len(truth), GAP, 3), 255, dtype=np.uint8)
-    parts = [part for picture in (*chosen, truth) for part in (gap, picture)][1:]
-    return torch.from_numpy(np.concatenate(parts, axis=1)).float() / 255
+    chosen = [i * (len(pictures) - 1) // max(n - 1, 1) for i in range(n)]
+    parts = [*((titles[i], pictures[i]) for i in chosen), ("truth", truth)]
+    return beside([(title, torch.from_numpy(picture) / 255) for title, picture in parts])
 
 
 def _file_name(step: int) -> str:

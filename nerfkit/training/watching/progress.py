@@ -70,6 +70,8 @@ class Progress:
 
     def close(self, metrics: dict[str, Any] | None = None) -> None:
         """End, with the scores of the trained model if there are some."""
+        if metrics is not None and self.trainer.processes.is_first:
+            plot_training(self.folder, metrics)
         if self.board is not None:
             if metrics is not None:
                 self.board.add_scores(metrics)
@@ -171,8 +173,8 @@ class TensorBoard(Watcher):
         self.attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))
 
 
-def plot_training(folder: RunFolder) -> None:
-    """Draw metrics.jsonl as loss.png; nothing if nothing was logged yet."""
+def plot_training(folder: RunFolder, metrics: dict[str, Any] | None = None) -> None:
+    """Draw metrics.jsonl as loss.png, and the score of the trained model; nothing if nothing was logged yet."""
     from matplotlib.figure import Figure  # slow to import; not pyplot, whose backend is the caller's
 
     lines, scores = read_log(folder.path), read_scores(folder.path)
@@ -184,12 +186,14 @@ def plot_training(folder: RunFolder) -> None:
     left.semilogy(seconds, [line["loss"] for line in lines], color="tab:blue")
     left.set(xlabel="training time [s]", ylabel="loss", title="loss")
     right.plot(seconds, [line.get("psnr", float("nan")) for line in lines], color="tab:orange", label="training rays")
-    right.set(xlabel="training time [s]", ylabel="PSNR of the training rays [dB]", title="PSNR")
     if scores:
         held_out = [[line[key] for line in scores] for key in ("seconds", TEST_PSNR)]
         right.plot(*held_out, color="tab:green", marker=".", label="held-out views")
-        right.set_ylabel("PSNR [dB]")
-        right.legend()
+    if metrics is not None:
+        label = f"in the end, {metrics['n_views']} held-out views: {metrics['psnr']:.2f} dB"
+        right.plot(metrics["train_seconds"], metrics["psnr"], "*", color="tab:red", markersize=10, label=label)
+    right.set(xlabel="training time [s]", ylabel="PSNR [dB]", title="PSNR")
+    right.legend()
     for axes in (left, right):
         axes.grid(alpha=0.3)
     content = BytesIO()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nerfkit report`: one page about a run, RUN/report.html, that needs no other file and no network.
+
+Whatever a run says of itself may come from others: every text is escaped, and the page may load and run nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from nerfkit.commands import as_typed
+from nerfkit.commands.options import ReportOptions
+from nerfkit.commands.render import FILES, LEGEND
+from nerfkit.commands.summary import metrics_in, of_scores, without_scores
+from nerfkit.config.files import read_decisions
+from nerfkit.config.recipe import value_text
+from nerfkit.data.images.pixels import image_header, read_image
+from nerfkit.errors import RunError
+from nerfkit.files import read_marker
+from nerfkit.reading import read_text_utf8, shown
+from nerfkit.rendering.images import moving_bytes
+from nerfkit.training.evaluator import evenly_chosen
+from nerfkit.training.run import files as run_files
+from nerfkit.training.run.folder import RunFolder, run_frame
+
+COMPARISONS, RENDERINGS, FRAMES, FPS = 8, 2, 60, 20  # at most; frames a second
+ROWS = 1000  # of a table, at most
+WIDE, SMALL = 1600, 400  # pixels of the longest side of a picture, and of a moving one
+SHARE = 300_000  # bytes of a picture in the page, at most; of a moving one twice that: 4.2 MB with all of them
+NO_COLORS = (LEGEND, *(f"{name}_" for names in FILES.values() for name in names))  # of files of a rendering
+HEAD = """<!doctype html>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<style>
+body { font-family: sans-serif; max-width: 75rem; margin: auto; padding: 1rem }
+img { display: block; max-width: 100%; margin: 0.5rem 0 }
+th, td { padding-right: 1rem; text-align: left; vertical-align: top }
+pre { overflow: auto; background: #8882; padding: 0.5rem }
+</style>
+"""
+
+
+def main(options: ReportOptions) -> int:
+    folder = RunFolder.existing(options.run)
+    folder.write(run_files.REPORT, page_of(folder))
+    print(f"report: {folder.path / run_files.REPORT}")
+    return 0
+
+
+def page_of(folder: RunFolder) -> str:
+    """The page as HTML."""
+    run, config, frame = folder.path, run_files.read_config(folder.path), run_frame(folder.path)
+    title, file = _text(run.resolve().name), run_files.scores_file(run, config.eval.split)
+    rendered = [pictures(run / name) for name in sorted(folder.names) if name.startswith("render/")]
+    in_color = [[frame for frame in frames if not frame.name.startswith(NO_COLORS)] for frames in rendered]
+    compared = pictures(run / run_files.score_name(config.eval.split))
+    chosen = [compared[i] for i in evenly_chosen(len(compared), COMPARISONS)]
+    way = [file for file in pictures(run / run_files.PREVIEWS) if file.name == run_files.STRIP]
+    decided = [(option, value_text(made.value), made.by, made.why) for option, made in read_decisions(run).items()]
+    decided += [("frame", "", "scene", str(note)) for note in (frame.notes if frame is not None else ())]
+    again = as_typed("train", config.data.path or "SCENE", "--config", "config.toml", "--out", "runs/again")
+    codes = f"<pre>{escape(again)}</pre>\n<pre>{escape(read_text_utf8(run / run_files.CONFIG, RunError))}</pre>\n"
+    sections = [
+        *((f"Rendering: {frames[0].parent.name}", _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
+        (f"{len(chosen)} of {len(compared)} views beside their truth", "".join(_image([file]) for file in chosen)),
+        ("Curves, and pictures on the way", "".join(_image([file]) for file in pictures(run) + way)),
+        *(scores(file) if file.exists() else []),
+        ("What was decided, and why", _table(("option", "value", "decided by", "why"), decided)),
+        ("How to repeat it; the second text is config.toml", codes),
+    ]
+    text = "".join(f"<h2>{_text(title)}</h2>\n{content}" for title, content in sections if content)
+    outcome = of_scores(file) if file.exists() else without_scores(run)
+    return f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>\n<p>{_text(outcome)}</p>\n{text}"
+
+
+def scores(file: Path) -> list[tuple[str, str]]:
+    """Sections on each view's scores, the worst first, and on how they were taken."""
+    with metrics_in(file) as metrics:
+        names = [name for name, score in metrics["views"][0].items() if isinstance(score, float)]
+        worst = sorted(metrics["views"], key=lambda row: row["psnr"])
+        rows = [(shown(row["view"], 100), *(f"{row[name]:.4f}" for name in names)) for row in worst]
+        protocol = [(name, json.dumps(value).strip('"')) for name, value in metrics["protocol"].items()]
+    return [("Each view, the worst first", _table(("view", *names), rows)), ("How it was scored", _table((), protocol))]
+
+
+def pictures(folder: Path) -> list[Path]:
+    """PNG files in a folder of nerfkit's, and its own alone, in their order."""
+    _, names = read_marker(folder)
+    return [folder / name for name in sorted(names) if name.endswith(".png") and (folder / name).exists()]
+
+
+def _image(files: Sequence[Path]) -> str:
+    """A picture, or several that are shown in turn, as WebP and as small as the page needs it."""
+    chosen = [files[i] for i in evenly_chosen(len(files), FRAMES)]
+    headers = [image_header(file) for file in chosen]
+    side, most = (WIDE, SHARE) if len(files) == 1 else (SMALL, 2 * SHARE)
+    scale, uri = min(1.0, side / max(headers[0].width, headers[0].height)), ""
+    while not uri or len(uri) > most:
+        size = (max(1, round(headers[0].height * scale)), max(1, round(headers[0].width * scale)), 3)
+        pixels = [np.empty(size, np.uint8) for _ in chosen]
+        for file, header, out in zip(chosen, headers, pixels, strict=True):
+            read_image(file, header, out)
+        content = moving_bytes("WEBP", pixels, FPS * len(chosen) / len(files))
+        uri = f"data:image/webp;base64,{b64encode(content).decode()}"
+        scale *= 0.7
+    return f'<img alt="{_text(files[0].stem)}" src="{uri}">\n'
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Nothing where there are no rows."""
+    lines = ["".join(f"<td>{_text(text)}</td>" for text in row) for row in rows[:ROWS]]
+    lines.insert(0, "".join(f"<th>{_text(text)}</th>" for text in head))
+    more = f"<p>and {len(rows) - ROWS} more</p>\n" if len(rows) > ROWS else ""
+    return "<table>\n" + "".join(f"<tr>{line}</tr>\n" for line in lines) + f"</table>\n{more}" if rows else ""
+
+
+def _text(text: str) -> str:
+    return escape(shown(text, 1000))
