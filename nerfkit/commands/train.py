@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import in_one_line, read_config
+from nerfkit.training.run.files import SETUP, in_one_line, read_config
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.trainer import Trainer
@@ -78,7 +78,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         check_scorable(scene.split(config.eval.split))
     folder = processes.in_turn(lambda: open_folder(options, config, scene, processes))
     views = scene.split("train")
-    images = views.load(print if processes.is_first else None)
+    images = views.load(progress_bar=processes.is_first)
     for line in doubts_of_images(images, views.white_ignores, config.data.background) if processes.is_first else ():
         print(f"warning: {line}")
     seed_everything(config.seed)  # what a model of one's own may draw
@@ -88,13 +88,16 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     with StopSignals() as signals:
         if options.resume:
             go_on(trainer, folder, scene)
-        print(summary(scene, trainer, folder.path, options))
+        rows = summary(scene, trainer, folder.path)
+        print(in_rows(rows if options.verbose else [row for row in rows if row.is_short]))
         if trainer.progress >= 1:
             time = f"--trainer.max_seconds, now {settings.max_seconds:g}, of which {trainer.seconds:.1f} are used"
             more = time if trainer.scheduled < settings.steps else f"--trainer.steps, now {settings.steps}"
             print(f"nothing is left to train; to go on, raise {more}")
         if not options.resume and (number := begin(trainer, folder, scene, signals)):
             return 128 + number
+        if processes.is_first:
+            folder.write(SETUP, in_rows(rows) + "\n")
         progress.attach(folder)
         viewer = None
         if page is not None:
@@ -240,8 +243,20 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
     return metrics
 
 
-def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions) -> str:
-    """Summary of what is about to be trained."""
+class Row(NamedTuple):
+    """A line on what is about to be trained."""
+
+    name: str
+    text: str
+    is_short: bool = False  # is printed without -v
+
+
+def in_rows(rows: list[Row]) -> str:
+    return "\n".join(f"{row.name:<9} {row.text}" for row in rows)
+
+
+def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[Row]:
+    """What is about to be trained, and who decided what."""
     config, processes = trainer.config, trainer.processes
     data, sampling, settings = config.data, config.sampling, config.trainer
     counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
@@ -251,31 +266,34 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
     low, high = ([float(f"{x:.4g}") for x in corner] for corner in (data.box[:3], data.box[3:]))
     beyond = f", contracted beyond, up to {sampling.far:.4g}" if sampling.kind == "contracted" else ""
     learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
+    frame_notes = scene.frame.notes if scene.frame is not None else ()
     rows = [
-        ("scene", f"{scene.name} ({scene.format}): {counts} views of {in_words(trainer.cameras.sizes())}"),
-        *(("note", str(note)) for note in scene.notes),
-        *(("frame", str(note)) for note in (scene.frame.notes if scene.frame is not None else ())),
-        ("images", f"{trainer.views.source.text}, {data.background} background"),
-        ("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),
-        ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
-        *[("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
-        (
+        *(Row("scene"[: 5 * (k == 0)], sentence, True) for k, sentence in enumerate(scene.about)),
+        Row("format", f"{scene.format}: {counts} views of {in_words(trainer.cameras.sizes())}"),
+        *(Row("note", str(note), note.kind == "warning") for note in scene.notes),
+        *(Row("frame", str(note), note.kind == "warning") for note in frame_notes),
+        Row("images", f"{trainer.views.source.text}, {data.background} background"),
+        Row("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),
+        Row("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
+        *[Row("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
+        Row(
             "training",
             f"steps {trainer.step} to {trainer.last_step}{limit}{used}, {settings.samples} samples a step, learning "
             f"rate {settings.learning_rate:g}{', loss ' * bool(settings.loss)}{settings.loss}",
+            True,
         ),
     ]
     if processes.size > 1:
-        rows.append(("parallel", f"{processes.text}; a step counts as {processes.size} of trainer.steps"))
-    rows.append(("options", f"size {config.size}; {len(config.decisions)} were auto: -v prints who decided each"))
-    if options.verbose:
-        decisions = config.decisions.items()
-        rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
-    rows += [("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()]
-    rows.append(("device", f"{trainer.device}; {how_it_runs(trainer)}"))
+        rows.append(Row("parallel", f"{processes.text}; a step counts as {processes.size} of trainer.steps", True))
+    rows.append(Row("options", f"size {config.size}; {len(config.decisions)} were auto"))
+    decisions = config.decisions.items()
+    rows += [Row("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
+    rows += [Row("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()]
+    rows.append(Row("device", f"{trainer.device}; {how_it_runs(trainer)}", True))
     if config.eval.after_training and config.eval.split not in scene.views:
-        rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
-    return "\n".join(f"{name:<9} {text}" for name, text in [*rows, ("run", str(folder))])
+        text = f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"
+        rows.append(Row("scoring", text, True))
+    return [*rows, Row("run", f"{folder}; {SETUP} there holds all that was decided, and -v prints it", True)]
 
 
 def how_it_runs(trainer: Trainer) -> str:

@@ -21,6 +21,7 @@ CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "met
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT = "loss.png"
+SETUP = "setup.txt"
 PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders
 OWN_SCORES = "eval"  # of the test views, whose scores lie in the run folder itself
 STRIP, GIF = "strip.png", "progress.gif"  # in PREVIEWS

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a training takes on this machine, and how large its images are worth while: some steps are tried."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from nerfkit.config import Config, DataConfig
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.capture import PosedImage
+from nerfkit.data.scene import Scene, Views
+from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.rig import evenly
+from nerfkit.device import pick_device
+from nerfkit.training.trainer import Trainer
+
+SIDE, VIEWS = 128, 8  # pixels of a side, and views, that are tried
+UNTIMED, TIMED, SECONDS = 3, 50, 1.0  # steps that are tried, and how long the timed ones may take together
+SAMPLES_PER_RAY = 16  # of a field that has found what is empty
+FORWARD = 1 / 3  # share of a step that is rendering
+LEAST_SIDE = 128  # pixels: no smaller images are proposed
+
+
+class Forecast(NamedTuple):
+    """Of the training with the default options."""
+
+    downscale: float  # at which each pixel is drawn about once; data.downscale if that is given
+    seconds: float  # of training and scoring
+    is_limited: bool  # trainer.max_seconds ends it
+    device: str
+
+
+def forecast(
+    frame: Frame, data: DataConfig, images: list[PosedImage], sizes: list[tuple[int, int]], n_test: int
+) -> Forecast:
+    """Of training `images` that are of these sizes [pixels] once data.downscale has divided them, and `n_test` more."""
+    device, chosen = pick_device("auto"), evenly(len(images), VIEWS)
+    poses = frame.to_model(np.stack([images[k].camera_to_world for k in chosen]))
+    lenses = [images[k].lens.resized(SIDE, SIDE) for k in chosen]
+    cameras = Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
+    scene = Scene("", "", {"train": Views(cameras, [], [])}, tuple(frame.up.tolist()), frame)
+    gray = torch.full((len(chosen), SIDE, SIDE, 3), 128, dtype=torch.uint8)
+    trainer = Trainer(Config(data=data), cameras, gray, scene=scene, device=device)
+    settings, began = trainer.config.trainer, 0.0
+    while trainer.step < UNTIMED or (trainer.step < TIMED and trainer.seconds - began < SECONDS):
+        trainer.timed_step()
+        if trainer.step <= UNTIMED:
+            trainer.settle()
+            began = trainer.seconds
+    trainer.settle()
+    trainer.training_step.release_graph()
+    step = (trainer.seconds - began) / (trainer.step - UNTIMED)
+    n_steps = min(settings.steps, settings.max_seconds / step) if settings.max_seconds else settings.steps
+    n_pixels = sum(width * height for width, height in sizes)
+    drawn, least = n_steps * settings.samples / SAMPLES_PER_RAY, min(map(min, sizes)) / LEAST_SIDE
+    halvings = min(round(math.log2(n_pixels / drawn) / 2), math.floor(math.log2(least)))
+    smaller = 2.0 ** max(0, halvings) if data.downscale == 1 else 1.0
+    scored = n_test / len(images) * n_pixels / smaller**2 * SAMPLES_PER_RAY / settings.samples  # in steps
+    seconds = step * (n_steps + FORWARD * scored)
+    return Forecast(data.downscale * smaller, seconds, n_steps < settings.steps, str(device))
