@@ -36,7 +36,7 @@ from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.data.sfm import plan, root_of
 from nerfkit.data.sfm.mapping import INSTALL
 from nerfkit.data.verdict import sentences
-from nerfkit.errors import SceneError
+from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
 from nerfkit.reading import shown
 from nerfkit.training.forecast import forecast
@@ -69,9 +69,13 @@ def main(options: InspectOptions) -> int:
     if not (formats or data.sfm or (root_of(source) / "sparse").exists()):
         return without_poses(source, data)
     inspection = examine(load_capture(data.path, data.format, data.sfm), data)
-    lines = inspection.verdict()
+    command: list[str] = []
     if not inspection.refused:
-        lines += ["", *next_command(inspection, data)]
+        try:
+            command = ["", *next_command(inspection, data)]
+        except UserError as error:
+            inspection = replace(inspection, errors=[f"a trial of some steps failed: {error}"])
+    lines = [*inspection.verdict(), *command]
     print("\n".join([*lines, "", inspection.page() if options.verbose else "-v prints all numbers"]))
     if folder is not None:
         folder.claim()
