@@ -147,6 +147,9 @@ def find_scene(options: TrainOptions) -> Scene:
     try:
         return scene_of(options, frame)
     except SceneError as error:
+        if options.config and not options.resume and not os.path.exists(data.path):
+            demo = as_typed("demo")
+            raise SceneError(f"{error}; a preset's scene is in a checkout of nerfkit. {demo} has one with it") from None
         if before is None or before.path == data.path:
             raise
         raise SceneError(

@@ -19,7 +19,8 @@ from nerfkit.device import pick_device
 from nerfkit.training.trainer import Trainer
 
 SIDE, VIEWS = 128, 8  # pixels of a side, and views, that are tried
-UNTIMED, TIMED, SECONDS = 3, 50, 1.0  # steps that are tried, and how long the timed ones may take together
+LATER = 1000  # the step that is the first tried one: when the occupancy grid is updated seldom
+UNTIMED, TIMED, SECONDS = 3, 48, 0.7  # steps that are tried, and how long the timed ones may take together
 SAMPLES_PER_RAY = 16  # of a field that has found what is empty
 FORWARD = 1 / 3  # share of a step that is rendering
 LEAST_SIDE = 128  # pixels: no smaller images are proposed
@@ -45,15 +46,16 @@ def forecast(
     scene = Scene("", "", {"train": Views(cameras, [], [])}, tuple(frame.up.tolist()), frame)
     gray = torch.full((len(chosen), SIDE, SIDE, 3), 128, dtype=torch.uint8)
     trainer = Trainer(Config(data=data), cameras, gray, scene=scene, device=device)
-    settings, began = trainer.config.trainer, 0.0
-    while trainer.step < UNTIMED or (trainer.step < TIMED and trainer.seconds - began < SECONDS):
+    settings, trainer.step = trainer.config.trainer, LATER
+    for _ in range(UNTIMED):
         trainer.timed_step()
-        if trainer.step <= UNTIMED:
-            trainer.settle()
-            began = trainer.seconds
+    trainer.settle()
+    began, first = trainer.seconds, trainer.step
+    while trainer.seconds - began < SECONDS and trainer.step - first < TIMED:
+        trainer.timed_step()
     trainer.settle()
     trainer.training_step.release_graph()
-    step = (trainer.seconds - began) / (trainer.step - UNTIMED)
+    step = (trainer.seconds - began) / (trainer.step - first)
     n_steps = min(settings.steps, settings.max_seconds / step) if settings.max_seconds else settings.steps
     n_pixels = sum(width * height for width, height in sizes)
     drawn, least = n_steps * settings.samples / SAMPLES_PER_RAY, min(map(min, sizes)) / LEAST_SIDE
