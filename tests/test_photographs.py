@@ -112,17 +112,17 @@ def test_a_model_is_made_once_and_only_of_the_same_photographs(tmp_path, registe
 def test_inspection_says_what_would_be_done_and_looks_for_poses_only_where_a_folder_is_named(
     tmp_path, registers, capsys
 ):
-    photos = photographs_in(tmp_path / "my photos")
+    capture_in(photos := tmp_path / "my photos", [PINHOLE] * 3)
     (film := tmp_path / "film.mp4").write_bytes(b"not read yet")
     before = sorted(tmp_path.rglob("*"))
-    for source, *what in ((photos, "7 photos", "seconds", f"train '{photos}'"), (film, "150 frames", "minutes")):
+    for source, *what in ((photos, "3 photos", "seconds", f"train '{photos}'"), (film, "150 frames", "minutes")):
         assert run_main(inspect, source) == 0
         assert_names(capsys.readouterr().out, source, *what, "without camera poses", "--data.sfm DIR")
     assert sorted(tmp_path.rglob("*")) == before
-    registers.append(7)
+    registers.append(3)
     for _ in range(2):  # the second time they are there
         run_main(inspect, photos, "--data.sfm", tmp_path / "poses")
-        assert_names(capsys.readouterr().out, "3 images of", "more", f"--data.sfm {tmp_path / 'poses'}")
+        assert_names(capsys.readouterr().out, "3 images of", "3 to train on", f"--data.sfm {tmp_path / 'poses'}")
     assert sorted(photos.rglob("*")) == [file for file in before if photos in file.parents]
 
 

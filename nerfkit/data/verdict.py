@@ -19,6 +19,8 @@ TAKEN = {  # by the kind of the frame
 def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind: str) -> tuple[str, ...]:
     """Of the images that exist, which have these `lenses`; `counts` are those of each split, `kind` is the frame's."""
     n_lenses, n_missing = len(set(lenses)), len(capture.images) - len(lenses)
+    if not lenses:
+        return (f"{shown(capture.name)}: none of the {n_missing} images that are listed can be read.",)
     train, test = (f"{counts.get(split, 0) or 'none'}" for split in ("train", "test"))
     return (
         f"{shown(capture.name)}: {len(lenses)} images of {in_words([(lens.width, lens.height) for lens in lenses])} "
