@@ -20,8 +20,7 @@ from tqdm import tqdm
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
-from nerfkit.config.recipe import value_text
-from nerfkit.data.assemble import CUT_OUT, doubts_of_cut_out, has_shape, scene_frame, split_names, turned_for
+from nerfkit.data.assemble import CUT_OUT, doubts_of_cut_out, fitted_lens, scene_frame, split_names, turned_for
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
@@ -48,10 +47,6 @@ READY, DOUBTED, REFUSED = "Ready to train.", "Training works, but look at this f
 UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
-WRONG_SHAPES = (  # whether the image has that of its lens if it is turned, what it is, and what to do
-    (True, "on the side", "width and height are swapped; turn the pixels as the lens has them"),
-    (False, "of another shape than the lens", "were they cropped? Give the lens of the images as they are"),
-)
 FEW_IMAGES = 15  # for training, below which there is a remark
 DIRECTION_BYTES = 12  # three float32 for each pixel of each lens
 MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
@@ -104,15 +99,12 @@ def without_poses(source: Path, data: DataConfig) -> int:
 
 def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
     """The command that trains, and how long it will take."""
-    sizes = {image.name: (file.width, file.height) for image, file in inspection.there}
-    names = set(inspection.splits["train"])
-    images = [image for image, _ in inspection.there if image.name in names]
-    n_test = len(inspection.splits.get("test", ()))
-    found = forecast(inspection.frame, data, images, [sizes[image.name] for image in images], n_test)
-    limit = ", where trainer.max_seconds ends it" if found.is_limited else ""
+    names, n_test = set(inspection.splits["train"]), len(inspection.splits.get("test", ()))
+    images = [image for image in inspection.trained if image.name in names]
+    downscale, seconds, device = forecast(inspection.frame, data, images, n_test)
     return [
-        f"  {as_typed('train', *as_options(replace(data, downscale=found.downscale)))}",
-        f"  takes about {duration(found.seconds)} on this machine ({found.device}{limit})",
+        f"  {as_typed('train', *as_options(replace(data, downscale=downscale)))}",
+        f"  takes about {duration(seconds)} on this machine ({device})",
     ]
 
 
@@ -122,7 +114,8 @@ def as_options(data: DataConfig) -> list[str]:
     for option in fields(data):
         value = getattr(data, option.name)
         if option.name != "path" and value != option.default:
-            words += [f"--data.{option.name}", *value_text(value).split(" ")]
+            values = value if isinstance(value, tuple) else [value]
+            words += [f"--data.{option.name}", *(f"{x:.12g}" if isinstance(x, float) else x for x in values)]
     return words
 
 
@@ -142,15 +135,15 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         ignored, outlines_object = None, False
         if header is None:
             return OnDisk(0, 0, problem=problem)
-        if image.mask is not None and not cutout:
-            try:
+        try:
+            lens = fitted_lens(image, header, data.downscale)
+            if image.mask is not None and not cutout:
                 mask = read_mask(image.mask, (header.width, header.height), judged.masks) == capture.white_ignores
-            except SceneError as error:
-                return OnDisk(0, 0, problem=str(error))
-            ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
-        width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
+                ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
+        except SceneError as error:
+            return OnDisk(0, 0, problem=str(error))
         has_alpha = header.has_alpha or (cutout and image.mask is not None)
-        return OnDisk(width, height, has_alpha, ignored, outlines_object, problem)
+        return OnDisk(lens.width, lens.height, has_alpha, ignored, outlines_object, problem)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         sampled = set(evenly(len(candidates), PICTURES))
@@ -178,7 +171,7 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
     broken = [(image, file.problem) for image, file in zip(candidates, files, strict=True) if file.problem]
     refused += [problem for _, problem in broken[:MAX_NAMES]]
     if others := [shown(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
-        refused.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
+        refused.append(f"and {len(others)} more images that cannot be used: {', '.join(others)}")
     doubts = [] if refused else doubts_of_pictures(pictures, data.background or "white")
     notes = []
     if cutout:
@@ -214,13 +207,18 @@ class Inspection:
     found: Sequence[OnDisk | None]  # of each image of the capture, none without a file
     splits: dict[str, list[str]]  # names of images that exist
     rule: str  # by which they were chosen
-    errors: Sequence[str] = ()  # that training would end with, beside those of the images' shapes
+    errors: Sequence[str] = ()  # that training would end with
 
     @property
     def there(self) -> list[tuple[PosedImage, OnDisk]]:
         """Images that have a readable file."""
         pairs = zip(self.capture.images, self.found, strict=True)
         return [(image, file) for image, file in pairs if file and file.width]
+
+    @property
+    def trained(self) -> list[PosedImage]:
+        """Those images, with lenses of the size that is trained."""
+        return [replace(image, lens=image.lens.resized(file.width, file.height)) for image, file in self.there]
 
     @property
     def missing(self) -> list[PosedImage]:
@@ -234,9 +232,8 @@ class Inspection:
 
     def verdict(self) -> list[str]:
         """What the scene is, whether it is ready, and what to mend, as lines."""
-        lenses = [image.lens.resized(file.width, file.height) for image, file in self.there]
         counts = {split: len(names) for split, names in self.splits.items()}
-        about = sentences(self.capture, lenses, counts, self.frame.kind)
+        about = sentences(self.capture, [image.lens for image in self.trained], counts, self.frame.kind)
         problems = self.problems()
         verdict = REFUSED if self.refused else DOUBTED if problems else READY
         return [*about, verdict, *(f"- {problem}" for problem in problems)]
@@ -271,15 +268,6 @@ class Inspection:
         refused, missing = [*self.errors], self.missing
         if 2 * len(missing) > len(self.found):
             refused.append(f"{self._gone()}, more than half: is their folder the right one?{beside(missing[0].file)}")
-        for is_turned, what, why in WRONG_SHAPES:
-            names = [
-                image.name
-                for image, file in self.there
-                if not has_shape(image.lens, file.width, file.height)
-                and has_shape(image.lens, file.height, file.width) == is_turned
-            ]
-            if names:
-                refused.append(f"{_count(len(names), 'image')} {what} ({_names(names)}): {why}")
         return refused if self.splits.get("train") else [*refused, "there are no training images"]
 
     def problems(self) -> list[str]:
@@ -308,7 +296,7 @@ class Inspection:
         files, n_missing = [file for _, file in self.there], len(self.missing)
         lines = [f"{len(self.found)} listed, {len(self.found) - n_missing} exist, {n_missing} missing"]
         if n_broken := len(self.found) - n_missing - len(files):
-            lines.append(f"of no readable header or mask: {n_broken}")
+            lines.append(f"that cannot be used, or their masks: {n_broken}")
         if files:
             lines.append(f"sizes: {in_words([(file.width, file.height) for file in files])}")
         lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,6 +35,7 @@ from nerfkit.viewer.page import Page
 
 # float32 values of a sample, of each of its features and of all else; a measured lower bound of a step.
 VALUES_PER_FEATURE, OTHER_VALUES = 6, 192
+SHORT = ("scene", "warning:", "training", "parallel", "device", "scoring", "run")  # rows that are printed without -v
 
 
 def main(options: TrainOptions, processes: Processes = ALONE) -> int:
@@ -89,7 +90,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         if options.resume:
             go_on(trainer, folder, scene)
         rows = summary(scene, trainer, folder.path)
-        print(in_rows(rows if options.verbose else [row for row in rows if row.is_short]))
+        print(in_lines(rows if options.verbose else [row for row in rows if row[0] in SHORT]))
         if trainer.progress >= 1:
             time = f"--trainer.max_seconds, now {settings.max_seconds:g}, of which {trainer.seconds:.1f} are used"
             more = time if trainer.scheduled < settings.steps else f"--trainer.steps, now {settings.steps}"
@@ -97,7 +98,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         if not options.resume and (number := begin(trainer, folder, scene, signals)):
             return 128 + number
         if processes.is_first:
-            folder.write(SETUP, in_rows(rows) + "\n")
+            folder.write(SETUP, in_lines(rows) + "\n")
         progress.attach(folder)
         viewer = None
         if page is not None:
@@ -246,19 +247,7 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
     return metrics
 
 
-class Row(NamedTuple):
-    """A line on what is about to be trained."""
-
-    name: str
-    text: str
-    is_short: bool = False  # is printed without -v
-
-
-def in_rows(rows: list[Row]) -> str:
-    return "\n".join(f"{row.name:<9} {row.text}" for row in rows)
-
-
-def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[Row]:
+def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str]]:
     """What is about to be trained, and who decided what."""
     config, processes = trainer.config, trainer.processes
     data, sampling, settings = config.data, config.sampling, config.trainer
@@ -271,32 +260,33 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[Row]:
     learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
     frame_notes = scene.frame.notes if scene.frame is not None else ()
     rows = [
-        *(Row("scene"[: 5 * (k == 0)], sentence, True) for k, sentence in enumerate(scene.about)),
-        Row("format", f"{scene.format}: {counts} views of {in_words(trainer.cameras.sizes())}"),
-        *(Row("note", str(note), note.kind == "warning") for note in scene.notes),
-        *(Row("frame", str(note), note.kind == "warning") for note in frame_notes),
-        Row("images", f"{trainer.views.source.text}, {data.background} background"),
-        Row("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),
-        Row("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
-        *[Row("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
-        Row(
+        *(("scene", sentence) for sentence in scene.about),
+        ("format", f"{scene.format}: {counts} views of {in_words(trainer.cameras.sizes())}"),
+        *(("warning:" if note.kind == "warning" else "note", note.text) for note in (*scene.notes, *frame_notes)),
+        ("images", f"{trainer.views.source.text}, {data.background} background"),
+        ("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),
+        ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
+        *[("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
+        (
             "training",
             f"steps {trainer.step} to {trainer.last_step}{limit}{used}, {settings.samples} samples a step, learning "
             f"rate {settings.learning_rate:g}{', loss ' * bool(settings.loss)}{settings.loss}",
-            True,
         ),
     ]
     if processes.size > 1:
-        rows.append(Row("parallel", f"{processes.text}; a step counts as {processes.size} of trainer.steps", True))
-    rows.append(Row("options", f"size {config.size}; {len(config.decisions)} were auto"))
+        rows.append(("parallel", f"{processes.text}; a step counts as {processes.size} of trainer.steps"))
+    rows.append(("options", f"size {config.size}; {len(config.decisions)} were auto"))
     decisions = config.decisions.items()
-    rows += [Row("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
-    rows += [Row("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()]
-    rows.append(Row("device", f"{trainer.device}; {how_it_runs(trainer)}", True))
+    rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
+    rows += [("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()]
+    rows.append(("device", f"{trainer.device}; {how_it_runs(trainer)}"))
     if config.eval.after_training and config.eval.split not in scene.views:
-        text = f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"
-        rows.append(Row("scoring", text, True))
-    return [*rows, Row("run", f"{folder}; {SETUP} there holds all that was decided, and -v prints it", True)]
+        rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
+    return [*rows, ("run", f"{folder}; {SETUP} there holds all that was decided, and -v prints it")]
+
+
+def in_lines(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<8} {text}" for name, text in rows)
 
 
 def how_it_runs(trainer: Trainer) -> str:

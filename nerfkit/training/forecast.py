@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,19 +25,12 @@ FORWARD = 1 / 3  # share of a step that is rendering
 LEAST_SIDE = 128  # pixels: no smaller images are proposed
 
 
-class Forecast(NamedTuple):
-    """Of the training with the default options."""
+def forecast(frame: Frame, data: DataConfig, images: list[PosedImage], n_test: int) -> tuple[float, float, str]:
+    """The data.downscale at which training draws each pixel about once, unless one is given, the seconds that training
+    and scoring take with it and the default options, and on which device.
 
-    downscale: float  # at which each pixel is drawn about once; data.downscale if that is given
-    seconds: float  # of training and scoring
-    is_limited: bool  # trainer.max_seconds ends it
-    device: str
-
-
-def forecast(
-    frame: Frame, data: DataConfig, images: list[PosedImage], sizes: list[tuple[int, int]], n_test: int
-) -> Forecast:
-    """Of training `images` that are of these sizes [pixels] once data.downscale has divided them, and `n_test` more."""
+    Of training `images` whose lenses are of the size that data.downscale gives, and `n_test` more.
+    """
     device, chosen = pick_device("auto"), evenly(len(images), VIEWS)
     poses = frame.to_model(np.stack([images[k].camera_to_world for k in chosen]))
     lenses = [images[k].lens.resized(SIDE, SIDE) for k in chosen]
@@ -57,10 +49,10 @@ def forecast(
     trainer.training_step.release_graph()
     step = (trainer.seconds - began) / (trainer.step - first)
     n_steps = min(settings.steps, settings.max_seconds / step) if settings.max_seconds else settings.steps
-    n_pixels = sum(width * height for width, height in sizes)
-    drawn, least = n_steps * settings.samples / SAMPLES_PER_RAY, min(map(min, sizes)) / LEAST_SIDE
+    lenses = [image.lens for image in images]
+    n_pixels, least = sum(x.width * x.height for x in lenses), min(min(x.width, x.height) for x in lenses) / LEAST_SIDE
+    drawn = n_steps * settings.samples / SAMPLES_PER_RAY
     halvings = min(round(math.log2(n_pixels / drawn) / 2), math.floor(math.log2(least)))
     smaller = 2.0 ** max(0, halvings) if data.downscale == 1 else 1.0
     scored = n_test / len(images) * n_pixels / smaller**2 * SAMPLES_PER_RAY / settings.samples  # in steps
-    seconds = step * (n_steps + FORWARD * scored)
-    return Forecast(data.downscale * smaller, seconds, n_steps < settings.steps, str(device))
+    return data.downscale * smaller, step * (n_steps + FORWARD * scored), str(device)
