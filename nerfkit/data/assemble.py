@@ -155,9 +155,9 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
     counts = {split: len(chosen) for split, chosen in splits.items()}
     return Scene(
         capture.name, capture.format, views, tuple(frame.up.tolist()), frame,
-        notes_of(*capture.notes, *judged.notes, *notes, f"splits {rule}"),
-        sentences(capture, [*lenses.values()], counts, frame.kind), capture.format_again, capture.points,
+        notes_of(*capture.notes, *judged.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
         paths={split: cameras_of(path, [image.lens for image in path]) for split, path in capture.paths.items()},
+        about=sentences(capture, [*lenses.values()], counts, frame.kind),
     )  # fmt: skip
 
 

@@ -142,11 +142,11 @@ class Scene:
     up: tuple[float, float, float]  # world axis that points up
     frame: Frame | None = None  # how the model's frame lies in that of the files; None where they are one
     notes: tuple[Note, ...] = ()  # what a user should know
-    about: tuple[str, ...] = ()  # sentences on what it is
     format_again: str = "auto"  # data.format that reads the same scene again
     points: Points | None = None  # sparse points of the files, in their frame
     source: DataConfig | None = None  # how it was read
     paths: dict[str, Cameras] = field(default_factory=dict)  # splits without images, in the model's frame
+    about: tuple[str, ...] = ()  # sentences on what it is
 
     @property
     def is_place(self) -> bool:

@@ -71,6 +71,8 @@ class Progress:
 
     def close(self, metrics: dict[str, Any] | None = None) -> None:
         """End, with the scores of the trained model if there are some."""
+        if metrics is not None and self.trainer.processes.is_first:
+            plot_training(self.folder, metrics)
         if self.board is not None:
             if metrics is not None:
                 self.board.add_scores(metrics)
@@ -179,8 +181,8 @@ class TensorBoard(Watcher):
         self.attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))
 
 
-def plot_training(folder: RunFolder) -> None:
-    """Draw metrics.jsonl as loss.png; nothing if nothing was logged yet."""
+def plot_training(folder: RunFolder, metrics: dict[str, Any] | None = None) -> None:
+    """Draw metrics.jsonl as loss.png, with the final scores if there are some; nothing if nothing was logged yet."""
     from matplotlib.figure import Figure  # slow to import; not pyplot, whose backend is the caller's
 
     lines, scores = read_log(folder.path), read_scores(folder.path)
@@ -196,6 +198,10 @@ def plot_training(folder: RunFolder) -> None:
     if scores:
         held_out = [[line[key] for line in scores] for key in ("seconds", TEST_PSNR)]
         right.plot(*held_out, color="tab:green", marker=".", label="held-out views")
+    if metrics is not None:
+        final = f"{metrics['n_views']} {metrics['protocol']['split']} views: {metrics['psnr']:.2f} dB"
+        right.plot(metrics["train_seconds"], metrics["psnr"], "*", color="tab:green", markersize=12, label=final)
+    if scores or metrics is not None:
         right.set_ylabel("PSNR [dB]")
         right.legend()
     for axes in (left, right):
