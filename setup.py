@@ -236,7 +236,8 @@ class BuildLibraries(build_ext):
 
 
 class BuildPython(build_py):
-    """Ships what has its one place elsewhere in a checkout: the presets, and the headers for ops of one's own."""
+    """Ships what has its one place elsewhere in a checkout: presets, the demo's scene, and headers for ops of one's
+    own."""
 
     def run(self) -> None:
         super().run()
@@ -245,7 +246,8 @@ class BuildPython(build_py):
             record(package, set())
         if not self.editable_mode:
             no_headers = shutil.ignore_patterns("*.cpp", "*.cu", "*.md")
-            shutil.copytree(ROOT / "configs", package / "configs", dirs_exist_ok=True)
+            for folder in ("configs", "data/demo"):
+                shutil.copytree(ROOT / folder, package / folder, dirs_exist_ok=True)
             shutil.copytree(ROOT / "cuda", package / "include", ignore=no_headers, dirs_exist_ok=True)
 
 

@@ -75,7 +75,7 @@ def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypat
     call(eval_command, run_of_capture)
     again = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
     assert again == pytest.approx(score, abs=0.01), "a GPU adds in another order each time"
-    call(train, "--resume", run_of_capture, "--trainer.steps", 6)
+    call(train, "--resume", run_of_capture, "--trainer.steps", 6, "-v")
     assert (run_of_capture / "scene.json").read_text() == before
     assert "frame" in capsys.readouterr().out
 
@@ -147,11 +147,11 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
     (scene / "images" / "r_03.png").unlink()
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    assert run_main(inspect, scene) == 1
+    assert run_main(inspect, scene, "-v") == 1
     printed = capsys.readouterr().out
     assert_names(printed, "colmap", "20 listed", "1 missing", "r_03.png", "PINHOLE", "OPENCV_FISHEYE", "38.5%")
     assert sorted(tmp_path.rglob("*")) == before, "it only prints"
-    assert run_main(inspect, scene, "--out", tmp_path / "out", "--data.downscale", 2) == 1
+    assert run_main(inspect, scene, "-v", "--out", tmp_path / "out", "--data.downscale", 2) == 1
     written = (tmp_path / "out" / "inspect.txt").read_text()
     assert written.strip() in capsys.readouterr().out and "13x11" in written and "data.downscale 2" in written
     assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
@@ -174,11 +174,11 @@ def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
     """Unlike training: this is when its page is wanted."""
     scene = colmap_in(tmp_path, [PINHOLE] * 20)
     assert run_main(inspect, scene) == 0
-    assert "ready to train" in capsys.readouterr().out
+    assert "Ready to train." in capsys.readouterr().out
     for index in range(15):
         (scene / "images" / f"r_{index:02d}.png").unlink()
     assert run_main(inspect, scene) == 1
-    assert_names(capsys.readouterr().out, "15 of 20", "more than half", "train: 5 (r_15.png", "no test images")
+    assert_names(capsys.readouterr().out, "15 of 20", "more than half", "5 to train on", "or training stops")
 
 
 @pytest.fixture
@@ -225,13 +225,12 @@ def test_inspection_of_what_is_cut_out(masked):
     """Masks are alpha then; what training would refuse is in the verdict, with status 1."""
     for file in (masked / "images").iterdir():
         Image.open(file).convert("RGB").save(file)
-    cut, is_ready, _ = examine(load_capture(str(masked)), DataConfig(masks="cutout"))
-    assert_names(cut, "with alpha: 20, with mask: 0", CUT_OUT, "kind object")
-    assert is_ready and cut.endswith("ready to train")
+    cut = examine(load_capture(str(masked)), DataConfig(masks="cutout"))
+    assert_names(cut.page(), "with alpha: 20, with mask: 0", CUT_OUT, "kind object")
+    assert not cut.problems()
     next(iter((masked / "masks").iterdir())).unlink()
-    cut, is_ready, _ = examine(load_capture(str(masked)), DataConfig(masks="cutout"))
-    assert not is_ready
-    assert_names(cut, "1 of 20 images have neither mask nor alpha")
+    (refused,) = examine(load_capture(str(masked)), DataConfig(masks="cutout")).refused
+    assert_names(refused, "1 of 20 images have neither mask nor alpha")
     with raises_naming(SceneError, "data.masks", "1 of 20"):
         load_scene(str(masked), cutout=True)
 

@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from nerfkit import load_run
+from nerfkit.commands import demo, render, report, summary, train
 from nerfkit.commands import eval as eval_command
-from nerfkit.commands import render, report, summary, train
 from nerfkit.data.readers.transforms.cameras_json import parse_cameras, read_json
-from nerfkit.errors import RunError, UserError
+from nerfkit.errors import RunError, SceneError, UserError
 from nerfkit.files import OwnFolder
 from nerfkit.rendering import paths
 from nerfkit.rendering.images import preview
@@ -27,6 +27,7 @@ from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import read_config, read_log
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import call
+from tests.processes import run_main
 from tests.toy_scene import BOX, STEPS
 
 pytestmark = pytest.mark.slow
@@ -47,6 +48,22 @@ def test_a_trained_run_is_complete(trained):
     assert [file.name for file in (trained / "eval").glob("*.png")] == ["r_0.png"]
     assert config.trainer.steps == STEPS and config.data.format == "nerf_synthetic", "found, not auto"
     assert (trained / "loss.png").stat().st_size > 1000 and (trained / "scene.json").exists()
+
+
+def test_the_demo_needs_nothing_and_leaves_what_is_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/demo").mkdir(parents=True)
+    Path("runs/demo/mine.txt").write_text("mine")
+    assert run_main(demo, "--steps", 30, "--frames", 2, "--device", "cpu") == 0
+    said = capsys.readouterr().out
+    video, image, scores = (Path("runs/demo_2", name) for name in ("render/orbit/rgb.mp4", "eval", "metrics.json"))
+    assert_names(said, "50 to train on", "10 test views: PSNR", video, image, "view runs/demo_2", "inspect")
+    assert video.stat().st_size > 1000 and json.loads(scores.read_text())["psnr"] > 12
+    assert len(said.split(" step")[0].splitlines()) < 8, "what was decided is in the run folder"
+    assert_names(Path("runs/demo_2/setup.txt").read_text(), "grid_encode", "frame", "sampling.cone")
+    assert [file.name for file in Path("runs/demo").iterdir()] == ["mine.txt"]
+    with raises_naming(SceneError, "data/orrery", "checkout", "demo"):
+        run_main(train, "--config", "orrery_cpu", "--out", "another")
 
 
 def test_the_seed_decides(options, tmp_path, monkeypatch):

@@ -314,7 +314,7 @@ def handlers():
 def test_a_signal_before_a_training_begins_ends_it_with_a_word(options, tmp_path):
     code = (
         "import os, signal; from nerfkit import commands; from nerfkit.data.scene import Views\n"
-        "Views.load = lambda *given: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "Views.load = lambda *given, **named: os.kill(os.getpid(), signal.SIGTERM)\n"
         f"commands.run_command('train', ['--config', {str(options)!r}, '--out', {str(tmp_path / 'run')!r}])"
     )
     assert last_line(call_process("-c", code, status=128 + signal.SIGTERM)) == "stopped"

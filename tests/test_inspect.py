@@ -51,7 +51,19 @@ def inspected(capture: Capture, found: list[OnDisk | None], splits: dict | None 
 
 
 def page(capture: Capture, found: list[OnDisk | None]) -> str:
-    return inspected(capture, found).page()
+    inspection = inspected(capture, found)
+    return "\n".join([*inspection.verdict(), inspection.page()])
+
+
+def test_a_verdict_is_sentences_for_whoever_took_the_images():
+    """What is missing is counted everywhere; only of what training ends with it is said that it does."""
+    capture = capture_of(ring(30), (LENS, WIDE))
+    found = [OnDisk(50, 40)] * 28 + [None] * 2
+    first, second, third, *rest = inspected(capture, found, {"train": ["1"] * 25, "test": ["2"] * 3}).verdict()
+    assert_names(first, "toy: 28 images of 50x40 from 2 lenses", "around")
+    assert_names(second, "2 more are listed, but missing", "25 to train on", "3 held out")
+    assert "works" in third and "images/0028.jpg" in rest[0]
+    assert "stops" in replace(inspected(capture, found), errors=["an image that is turned"]).verdict()[2]
 
 
 def test_the_page_says_what_was_found():
@@ -64,7 +76,7 @@ def test_the_page_says_what_was_found():
     assert_names(text, "toy", "colmap", "sparse/1 of 2 was read", RULE, "white is ignored", "25.0%")
     assert_names(text, "40 listed", "38 exist", "2 missing", "images/0003.jpg, images/0009.jpg", "sizes: 50x40")
     assert_names(text, "OPENCV 100x80", "58 x 47 degrees", "fy 91 cx 50 cy 40 k1 0.01 k2 -0.02 p1 0 p2 0: 20 images")
-    assert_names(text, "OPENCV_FISHEYE 100x80", "k4 0: 20 images", "kind walk-through", "test: 5 (images/0000.jpg")
+    assert_names(text, "OPENCV_FISHEYE 100x80", "k4 0: 18 images", "kind walk-through", "test: 5 (images/0000.jpg")
     assert all(note.text in text for note in find_frame(capture).notes)
     n_bytes = 38 * 50 * 40 * 4 + 2 * 50 * 40 * 12
     assert f"about {n_bytes / 2**20:.0f} MB" in text
@@ -86,11 +98,9 @@ def problems(found: list[OnDisk | None], splits: dict | None = None, **values) -
 
 def test_verdict():
     fine = [OnDisk(100, 80)] * 30
-    assert not problems(fine) and page(capture_of(ring(30)), fine).endswith("ready to train")
+    assert not problems(fine) and inspected(capture_of(ring(30)), fine).verdict()[-1] == "Ready to train."
     assert not problems([OnDisk(33, 27)] * 30)  # a third, rounded
     for broken, named in (
-        ([*fine[:-1], OnDisk(80, 100)], ("side", "images/0029.jpg")),
-        ([*fine[:-2], OnDisk(90, 80), OnDisk(100, 80)], ("shape", "images/0028.jpg")),
         ([*fine[:-1], OnDisk(100, 80, has_alpha=True)], ("1 images have alpha",)),
         ([*fine[:-3], *[OnDisk(100, 80, ignored=0.1)] * 3], ("27 of 30", "mask")),
         ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white", "--data.masks cutout")),
@@ -192,7 +202,7 @@ def test_cameras_that_fit_no_scene_are_warned_of(name: str, tmp_path: Path, caps
     assert all(line.isprintable() and len(line) < 400 for line in warnings)
     assert run_main(inspect, str(folder)) == 1
     said = capsys.readouterr().out
-    assert all(line in said for line in warnings) and "ready to train" not in said
+    assert all(line in said for line in warnings) and "Ready to train" not in said
 
 
 @pytest.mark.parametrize("name", RIGS)
@@ -303,4 +313,6 @@ def test_no_test_views(tmp_path: Path, capsys):
     said = capsys.readouterr().out
     assert_names(said, "scoring", "none", "no test views")
     assert run_main(inspect, str(folder)) == 1
-    assert_names(capsys.readouterr().out, "10 training images are few", "no test images")
+    assert_names(capsys.readouterr().out, "10 training images are few", "none held out to score it")
+    assert run_main(inspect, str(write_capture(tmp_path / "enough", ring(15)))) == 0
+    assert_names(capsys.readouterr().out, "15 to train on, none held out to score it", "Ready to train.")

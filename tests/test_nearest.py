@@ -88,7 +88,7 @@ def rig_offset(index: int) -> list[list[float]]:
 def test_unknown_keys_are_doubted_if_they_may_say_which_frames_count(key, of_frame, is_doubted, tmp_path, capsys):
     folder = str(captured(tmp_path, **{key: of_frame}))
     assert run_main(inspect, folder) == is_doubted
-    assert (f"'{key}'" in capsys.readouterr().out.split("verdict")[1]) == is_doubted
+    assert (f"'{key}'" in capsys.readouterr().out) == is_doubted
 
 
 def test_a_split_without_images_is_a_camera_path(tmp_path: Path, capsys):
@@ -99,7 +99,7 @@ def test_a_split_without_images_is_a_camera_path(tmp_path: Path, capsys):
         lambda c: c.update(frames=[dict(c["frames"][0], file_path=f"test/{i}") for i in range(40)]),
         "transforms_test.json",
     )
-    call(train, *SMALL, "--data.path", str(scene), "--out", run)
+    call(train, *SMALL, "-v", "--data.path", str(scene), "--out", run)
     assert_names(capsys.readouterr().out, "40 cameras of test", "--path test")
     call(render, run, "--path", "test", "--size", "6", "4")
     assert len(list(Path(run, "render/test").glob("*.png"))) == 40

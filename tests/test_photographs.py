@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from nerfkit.commands import inspect
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.sfm import extract_frames, mapping, solve
@@ -16,6 +17,7 @@ from nerfkit.data.sfm.photographs import choose_pairs, find_photographs
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import PINHOLE, capture_in, colmap_in
+from tests.processes import run_main
 from tests.toy_scene import look_at
 
 TURNED, MODEL = 274, 272  # tags of EXIF
@@ -105,6 +107,23 @@ def test_a_model_is_made_once_and_only_of_the_same_photographs(tmp_path, registe
         with raises_naming(SceneError, folder, "--data.sfm"):
             solve(photos, folder.parent)
         assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_inspection_says_what_would_be_done_and_looks_for_poses_only_where_a_folder_is_named(
+    tmp_path, registers, capsys
+):
+    capture_in(photos := tmp_path / "my photos", [PINHOLE] * 3)
+    (film := tmp_path / "film.mp4").write_bytes(b"not read yet")
+    before = sorted(tmp_path.rglob("*"))
+    for source, *what in ((photos, "3 photos", "seconds", f"train '{photos}'"), (film, "150 frames", "minutes")):
+        assert run_main(inspect, source) == 0
+        assert_names(capsys.readouterr().out, source, *what, "without camera poses", "--data.sfm DIR")
+    assert sorted(tmp_path.rglob("*")) == before
+    registers.append(3)
+    for _ in range(2):  # the second time they are there
+        run_main(inspect, photos, "--data.sfm", tmp_path / "poses")
+        assert_names(capsys.readouterr().out, "3 images of", "3 to train on", f"--data.sfm {tmp_path / 'poses'}")
+    assert sorted(photos.rglob("*")) == [file for file in before if photos in file.parents]
 
 
 def test_what_is_stopped_or_fails_leaves_nothing(tmp_path, registers):

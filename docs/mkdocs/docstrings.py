@@ -13,7 +13,7 @@ import griffe
 MATH = re.compile(r"^\.\. math::\n((?:[ \t]+\S.*\n|\n(?=[ \t]+\S))+)", re.M)
 EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.M)
 ARGUMENTS = re.compile(r"^Args:\n((?:[ \t]+\S.*\n)+)", re.M)
-NAMES = r"\w+(?:, \w+)*: "
+NAMES = r"(?!None\b)\w+(?:, \w+)*: "
 CLOSING = re.compile(r"^(dtype|Raises|Source|Call|Differentiable|Deterministic)\b", re.M)
 
 

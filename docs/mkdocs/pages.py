@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import ast
+import html
 import re
 from pathlib import Path
+from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -25,7 +28,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for package, text in API.items():
         files.append(File.generated(config, f"api/{package}.md", content=api_page(package, text)))
     files.append(File.generated(config, "api/options.md", content=options_page()))
+    files.append(File.generated(config, "api/index.md", content=index_page()))
     return files
+
+
+def on_page_content(content: str, **others: Any) -> str:
+    """Equations as MathML, which browsers draw without a script."""
+
+    def drawn(found: re.Match) -> str:
+        return convert(html.unescape(found[3]).strip(), display="block" if found[1] == "div" else "inline")
+
+    return re.sub(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', drawn, content, flags=re.S)
 
 
 def moved(page: str) -> str:
@@ -40,6 +53,16 @@ def api_page(package: str, text: str) -> str:
     for name, home in public_names(module).items():
         parts.append(f"::: {home}.{name}\n    options:\n      heading: {module}.{name}")
     return "\n\n".join(parts) + "\n"
+
+
+def index_page() -> str:
+    """Every public name, with a link to its page."""
+    parts = ["# API"]
+    for package in API:
+        module = "nerfkit" if package == "nerfkit" else f"nerfkit.{package}"
+        names = ", ".join(f"[`{name}`][{home}.{name}]" for name, home in public_names(module).items())
+        parts += [f"## [`{module}`]({package}.md)", names]
+    return "\n\n".join([*parts, "## [Options](options.md)"]) + "\n"
 
 
 def options_page() -> str:

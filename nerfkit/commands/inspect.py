@@ -1,51 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit inspect`: one page about a scene before anything is trained, and a drawing of its cameras.
-
-The page says what was found, what was decided, and what to change.
-"""
+"""`nerfkit inspect`: what a scene is, what to mend in it, and how to train it; with a drawing of its cameras."""
 
 from __future__ import annotations
 
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from nerfkit.commands import as_typed
 from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
-from nerfkit.data.assemble import CUT_OUT, doubts_of_cut_out, has_shape, scene_frame, split_names, turned_for
+from nerfkit.data.assemble import CUT_OUT, doubts_of_cut_out, fitted_lens, scene_frame, split_names, turned_for
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
-from nerfkit.data.images.pixels import look_into, read_mask
-from nerfkit.data.judging import judge
-from nerfkit.data.load import load_capture
+from nerfkit.data.images.pixels import MaskKind, look_into, read_mask
+from nerfkit.data.judging import Judged, judge
+from nerfkit.data.load import load_capture, look_at
 from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, outlines_an_object
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.scene_transform.rig import evenly, half_tangents
-from nerfkit.errors import SceneError
+from nerfkit.data.sfm import plan, root_of
+from nerfkit.data.sfm.mapping import INSTALL
+from nerfkit.data.verdict import sentences
+from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
 from nerfkit.reading import shown
 from nerfkit.threads import cores
+from nerfkit.training.forecast import forecast
 
 PAGE, DRAWING = "inspect.txt", "inspect.png"
 PICTURES = 8  # evenly spaced, whose pixels are looked at
 MAX_THREADS = 16
-READY = "ready to train"
+READY, DOUBTED, REFUSED = "Ready to train.", "Training works, but look at this first:", "Mend this, or training stops:"
+UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
-WRONG_SHAPES = (  # whether the image has that of its lens if it is turned, what it is, and what to do
-    (True, "on the side", "width and height are swapped; turn the pixels as the lens has them"),
-    (False, "of another shape than the lens", "were they cropped? Give the lens of the images as they are"),
-)
 FEW_IMAGES = 15  # for training, below which there is a remark
 DIRECTION_BYTES = 12  # three float32 for each pixel of each lens
 MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
@@ -59,18 +60,73 @@ def main(options: InspectOptions) -> int:
     folder = OwnFolder(options.out, "inspection") if options.out else None
     if folder is not None:
         folder.check_free()  # fails, if it does, before anything is read
-    page, is_ready, drawing = examine(load_capture(data.path, data.format, data.sfm), data)
-    print(page)
+    source, formats = look_at(data.path, data.format)
+    if not (formats or data.sfm or (root_of(source) / "sparse").exists()):
+        return without_poses(source, data)
+    inspection = examine(load_capture(data.path, data.format, data.sfm), data)
+    command: list[str] = []
+    if not inspection.refused:
+        try:
+            command = ["", *next_command(inspection, data)]
+        except UserError as error:
+            inspection = replace(inspection, errors=[f"a trial of some steps failed: {error}"])
+    lines = [*inspection.verdict(), *command]
+    print("\n".join([*lines, "", inspection.page() if options.verbose else "-v prints all numbers"]))
     if folder is not None:
         folder.claim()
-        folder.write(PAGE, page + "\n")
-        folder.write(DRAWING, drawing())
-        print(f"\nthe page and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")
-    return 0 if is_ready else 1
+        folder.write(PAGE, "\n".join([*lines, "", inspection.page(), ""]))
+        folder.write(DRAWING, inspection.drawing())
+        print(f"\nthat and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")
+    return 1 if inspection.problems() else 0
 
 
-def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[], bytes]]:
-    """The page about a capture, whether it is ready to train, and what draws it."""
+def without_poses(source: Path, data: DataConfig) -> int:
+    """Print what training would do with photographs or a video; nothing is written."""
+    what, seconds = plan(source, print)
+    limit = Config().resolved().trainer.max_seconds
+    print(
+        f"{shown(source)}: {what}, without camera poses.\n"
+        f"Training would find the poses first, in about {duration(seconds)} on this machine, keep them in "
+        f"{shown(root_of(source))}, and then train{f' for {duration(limit)} at most' if limit else ''}.\n"
+    )
+    if find_spec("pycolmap") is None:
+        print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
+        return 1
+    for command, what in (("inspect", "finds the poses, keeps them in DIR, and looks at them"), ("train", "uses them")):
+        print(f"  {as_typed(command, *as_options(data), '--data.sfm', 'DIR')}\n  {what}")
+    return 0
+
+
+def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
+    """The command that trains, and how long it will take."""
+    names, n_test = set(inspection.splits["train"]), len(inspection.splits.get("test", ()))
+    images = [image for image in inspection.trained if image.name in names]
+    downscale, seconds, device = forecast(inspection.frame, data, images, n_test)
+    return [
+        f"  {as_typed('train', *as_options(replace(data, downscale=downscale)))}",
+        f"  takes about {duration(seconds)} on this machine ({device})",
+    ]
+
+
+def as_options(data: DataConfig) -> list[str]:
+    """What to type so that training reads the scene in the same way."""
+    words = [data.path]
+    for option in fields(data):
+        value = getattr(data, option.name)
+        if option.name != "path" and value != option.default:
+            values = value if isinstance(value, tuple) else [value]
+            words += [f"--data.{option.name}", *(f"{x:.12g}" if isinstance(x, float) else x for x in values)]
+    return words
+
+
+def duration(seconds: float) -> str:
+    """A rough time in words."""
+    unit, length = next((unit for unit in UNITS if seconds >= 2 * unit[1]), UNITS[-1])
+    return f"{max(1, round(seconds / length))} {unit}"
+
+
+def examine(capture: Capture, data: DataConfig) -> Inspection:
+    """What is found of a capture."""
     cutout = data.masks == "cutout"
     candidates = [image for image in capture.images if image.found is not None]
 
@@ -79,15 +135,15 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
         ignored, outlines_object = None, False
         if header is None:
             return OnDisk(0, 0, problem=problem)
-        if image.mask is not None and not cutout:
-            try:
+        try:
+            lens = fitted_lens(image, header, data.downscale)
+            if image.mask is not None and not cutout:
                 mask = read_mask(image.mask, (header.width, header.height), judged.masks) == capture.white_ignores
-            except SceneError as error:
-                return OnDisk(0, 0, problem=str(error))
-            ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
-        width, height = (max(1, round(side / data.downscale)) for side in (header.width, header.height))
+                ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
+        except SceneError as error:
+            return OnDisk(0, 0, problem=str(error))
         has_alpha = header.has_alpha or (cutout and image.mask is not None)
-        return OnDisk(width, height, has_alpha, ignored, outlines_object, problem)
+        return OnDisk(lens.width, lens.height, has_alpha, ignored, outlines_object, problem)
 
     with ThreadPoolExecutor(min(cores(), MAX_THREADS)) as pool:
         sampled = set(evenly(len(candidates), PICTURES))
@@ -97,7 +153,11 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
         pairs = zip(candidates, looks, strict=True)
         headers = {image.name: turned_for(image.lens, header) for image, (header, *_) in pairs if header is not None}
         training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
-        judged = judge(capture, headers, training, cutout)
+        refused = []
+        try:
+            judged = judge(capture, headers, training, cutout)
+        except SceneError as error:  # the rest is looked at all the same
+            refused, judged = [str(error)], Judged(headers, MaskKind(), {}, cutout, ())
         files = list(pool.map(on_disk, candidates, [problem for _, problem, _ in looks]))
     pictures = [
         pixels.reshape(-1, 4)
@@ -109,22 +169,21 @@ def examine(capture: Capture, data: DataConfig) -> tuple[str, bool, Callable[[],
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     frame = scene_frame(capture, splits.get("train", []), judged, data.box)
     broken = [(image, file.problem) for image, file in zip(candidates, files, strict=True) if file.problem]
-    doubts = [problem for _, problem in broken[:MAX_NAMES]]
+    refused += [problem for _, problem in broken[:MAX_NAMES]]
     if others := [shown(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
-        doubts.append(f"and {len(others)} more images that cannot be read: {', '.join(others)}")
-    doubts = doubts or doubts_of_pictures(pictures, data.background or "white")
+        refused.append(f"and {len(others)} more images that cannot be used: {', '.join(others)}")
+    doubts = [] if refused else doubts_of_pictures(pictures, data.background or "white")
     notes = []
     if cutout:
         notes.append(CUT_OUT)
-        doubts += doubts_of_cut_out(there, judged.headers)
+        refused += doubts_of_cut_out(there, judged.headers)
     if data.downscale != 1:
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
     capture = replace(capture, notes=notes_of(*capture.notes, *judged.notes, *notes))
     remaining = iter(files)
     found = [next(remaining) if image.found is not None else None for image in capture.images]
-    inspection = Inspection(capture, frame, found, splits, rule)
-    return inspection.page(), not inspection.problems(), lambda: draw(capture, frame, splits)
+    return Inspection(capture, frame, found, splits, rule, refused)
 
 
 @dataclass(frozen=True)
@@ -148,12 +207,18 @@ class Inspection:
     found: Sequence[OnDisk | None]  # of each image of the capture, none without a file
     splits: dict[str, list[str]]  # names of images that exist
     rule: str  # by which they were chosen
+    errors: Sequence[str] = ()  # that training would end with
 
     @property
     def there(self) -> list[tuple[PosedImage, OnDisk]]:
         """Images that have a readable file."""
         pairs = zip(self.capture.images, self.found, strict=True)
         return [(image, file) for image, file in pairs if file and file.width]
+
+    @property
+    def trained(self) -> list[PosedImage]:
+        """Those images, with lenses of the size that is trained."""
+        return [replace(image, lens=image.lens.resized(file.width, file.height)) for image, file in self.there]
 
     @property
     def missing(self) -> list[PosedImage]:
@@ -165,8 +230,16 @@ class Inspection:
         """Shares of pixels that masks ignore, of the images that have one."""
         return [file.ignored for _, file in self.there if file.ignored is not None]
 
+    def verdict(self) -> list[str]:
+        """What the scene is, whether it is ready, and what to mend, as lines."""
+        counts = {split: len(names) for split, names in self.splits.items()}
+        about = sentences(self.capture, [image.lens for image in self.trained], counts, self.frame.kind)
+        problems = self.problems()
+        verdict = REFUSED if self.refused else DOUBTED if problems else READY
+        return [*about, verdict, *(f"- {problem}" for problem in problems)]
+
     def page(self) -> str:
-        """All of it as text."""
+        """All numbers as text."""
         capture = self.capture
         sections = {
             "capture": [
@@ -174,57 +247,56 @@ class Inspection:
                 *(shown(str(note)) for note in capture.notes),
             ],
             "images": self._images(),
-            "lenses": _lenses([image.lens for image in capture.images]),
+            "lenses": _lenses([image.lens for image, _ in self.there]),
             "split": [
                 shown(self.rule),
                 *(f"{shown(name)}: {len(names)} ({_names(names)})" for name, names in self.splits.items()),
             ],
             "frame": texts(self.frame.notes, "info"),
             "memory": [self._memory()],
-            "verdict": self.problems() or [READY],
         }
         lines = [(name * (k == 0), line) for name, lines in sections.items() for k, line in enumerate(lines)]
         return "\n".join(f"{title:8} {line}" for title, line in lines)
 
+    def drawing(self) -> bytes:
+        """A PNG of the cameras whose images exist."""
+        return draw(replace(self.capture, images=[image for image, _ in self.there]), self.frame, self.splits)
+
+    @property
+    def refused(self) -> list[str]:
+        """What training would end with."""
+        refused, missing = [*self.errors], self.missing
+        if 2 * len(missing) > len(self.found):
+            refused.append(f"{self._gone()}, more than half: is their folder the right one?{beside(missing[0].file)}")
+        return refused if self.splits.get("train") else [*refused, "there are no training images"]
+
     def problems(self) -> list[str]:
-        """What to change before training, most important first."""
-        problems = texts(self.capture.notes, "warning")
-        if missing := self.missing:
-            what = "they are left out; take them from the file, or bring them back"
-            if 2 * len(missing) > len(self.found):
-                what = f"more than half; is the folder of the images the right one?{beside(missing[0].file)}"
-            names = _names([image.name for image in missing])
-            problems.append(f"{len(missing)} of {len(self.found)} images are missing ({names}): {what}")
-        for is_turned, what, why in WRONG_SHAPES:
-            names = [
-                image.name
-                for image, file in self.there
-                if not has_shape(image.lens, file.width, file.height)
-                and has_shape(image.lens, file.height, file.width) == is_turned
-            ]
-            if names:
-                problems.append(f"{_count(len(names), 'image')} {what} ({_names(names)}): {why}")
+        """What to change before training: what it would end with, then what is doubted."""
+        problems = [*self.refused, *texts(self.capture.notes, "warning")]
+        if 0 < 2 * len(self.missing) <= len(self.found):
+            problems.append(f"{self._gone()}: they are left out; take them from the file, or bring them back")
         problems += self.frame.warnings()
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
             problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
         n_outlines = sum(file.outlines_object for _, file in self.there)
         problems += doubts_of_masks(self.ignored, n_outlines, self.capture.white_ignores)
-        train, test = (len(self.splits.get(name, [])) for name in ("train", "test"))
-        if train < FEW_IMAGES:
+        if 0 < (train := len(self.splits.get("train", []))) < FEW_IMAGES:
             problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
-        if not test:
-            problems.append("there are no test images, so nothing is scored")
         alpha = sum(file.has_alpha for _, file in self.there)
         if 0 < alpha < n_there:
             problems.append(f"{alpha} images have alpha and the others do not; give all of them alpha, or none")
         return problems
 
+    def _gone(self) -> str:
+        missing = self.missing
+        return f"{len(missing)} of {len(self.found)} images are missing ({_names([image.name for image in missing])})"
+
     def _images(self) -> list[str]:
         files, n_missing = [file for _, file in self.there], len(self.missing)
         lines = [f"{len(self.found)} listed, {len(self.found) - n_missing} exist, {n_missing} missing"]
         if n_broken := len(self.found) - n_missing - len(files):
-            lines.append(f"of no readable header or mask: {n_broken}")
+            lines.append(f"that cannot be used, or their masks: {n_broken}")
         if files:
             lines.append(f"sizes: {in_words([(file.width, file.height) for file in files])}")
         lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")
@@ -251,24 +323,28 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
     """A PNG: cameras, points and box in the model's frame from three sides."""
     figure = Figure(figsize=(15, 6), layout="constrained")  # not pyplot's
     images = [capture.images[k] for k in evenly(len(capture.images), MAX_CAMERAS)]
-    poses = frame.to_model(np.array([image.camera_to_world for image in images]))
-    ahead = -0.12 * max(float(np.ptp(poses[:, :, 3], axis=0).max()), 1.0) * poses[:, :, 2]  # [C, 3] model units
+    poses = frame.to_model(np.array([image.camera_to_world for image in images]).reshape(-1, 3, 4))
+    low, high = _limits(poses[:, :, 3])
+    ahead = -0.12 * (high - low).max() * poses[:, :, 2]  # [C, 3] model units
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(image.name, "in no split") for image in images])
     points = np.zeros((0, 3)) if capture.points is None else capture.points.positions
     points = frame.to_model(points[evenly(len(points), MAX_POINTS)])
-    low, high = _limits(poses[:, :, 3], frame.box)
     for axes, (across, upward, title) in zip(figure.subplots(1, 3), SIDES, strict=True):
         axis = [across, upward]
         if len(points):
             axes.plot(*points[:, axis].T, ".", color="0.6", markersize=1.5, label=f"points ({len(points)})", zorder=1)
         for label in sorted(set(labels), key=lambda label: (label != "train", label)):  # the fewer above the many
             arrows = *poses[labels == label][:, axis, 3].T, *ahead[labels == label][:, axis].T
-            drawn = axes.quiver(*arrows, angles="xy", scale_units="xy", scale=1, width=0.003, zorder=2)
-            drawn.set(color=COLORS.get(label, "tab:gray"), label=_plain(label))
-        around = frame.box[[0, 1, 1, 0, 0], across], frame.box[[0, 0, 1, 1, 0], upward]
-        axes.plot(*around, "k--", linewidth=1, label="box", zorder=3)
-        center, end = np.zeros(2), 0.5 * frame.up[axis]  # half a model unit away; seen from its end, a dot
+            drawn = axes.quiver(*arrows, angles="xy", scale_units="xy", scale=1, width=0.005, zorder=2)
+            drawn.set(color=COLORS.get(label, "tab:gray"), label=f"{_plain(label)} ({(labels == label).sum()})")
+            axes.plot(*arrows[:2], "o", color=COLORS.get(label, "tab:gray"), markersize=5, zorder=2)
+        box = frame.box[[0, 1, 1, 0, 0], across], frame.box[[0, 0, 1, 1, 0], upward]
+        inset = axes.inset_axes((0.72, 0.72, 0.28, 0.28), xticks=(), yticks=(), aspect="equal", zorder=5)
+        inset.plot(*poses[:, axis, 3].T, ".", color=COLORS["train"], markersize=2)
+        for place in (axes, inset):
+            place.plot(*box, "k--", linewidth=1, label="box", zorder=3)
+        center, end = np.zeros(2), 0.3 * (high - low).max() * frame.up[axis]  # seen from its end, a dot
         style = {"color": "tab:red", "linewidth": 2, "marker": "o", "markersize": 4, "markevery": [0]}
         axes.plot(*zip(center, end, strict=True), **style, label="center, up", zorder=4)
         axes.set(xlabel="xyz"[across], ylabel="xyz"[upward], title=title, aspect="equal")
@@ -279,7 +355,7 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
     for handle in legend.legend_handles:
         handle.set_linewidth(2.5)
     figure.suptitle(
-        f"{_plain(capture.name)}: {frame.kind}, {len(images)} of {len(capture.images)} cameras; "
+        f"{_plain(capture.name)}: {frame.kind}, {len(images)} of {len(capture.images)} cameras with images; "
         f"1 model unit = {1 / frame.scale:.4g} input units"
     )
     content = io.BytesIO()
@@ -303,12 +379,11 @@ def _lenses(lenses: list[Lens]) -> list[str]:
     return lines
 
 
-def _limits(positions: np.ndarray, box: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest corner [3] of the drawing: cameras and origin, and the box up to three times as far."""
-    low, high = np.minimum(positions.min(0), 0), np.maximum(positions.max(0), 0)
-    reach = 3 * max(float((high - low).max()), 1.0)
-    low, high = np.minimum(low, np.maximum(box[0], low - reach)), np.maximum(high, np.minimum(box[1], high + reach))
-    margin = 0.05 * float((high - low).max())
+def _limits(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest corner [3] of the drawing: the cameras, the center, and a margin for what they look at."""
+    corners = np.concatenate([positions, np.zeros((1, 3))])
+    low, high = corners.min(0), corners.max(0)
+    margin = 0.2 * max(float((high - low).max()), 1e-6)
     return low - margin, high + margin
 
 

@@ -27,6 +27,7 @@ LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin pa
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
 Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
 Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]")]
 
 
@@ -38,7 +39,7 @@ class TrainOptions(Config):
     config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
     resume: str = ""  # run folder to go on with
     overwrite: Switch = False  # replace a run that the run folder holds already
-    verbose: Annotated[bool, tyro.conf.arg(aliases=["-v"])] = False  # print who decided each option left as auto
+    verbose: Verbose = False  # print all that was found of the scene and decided, such as options left as auto
     viewer: TrainingViewerOptions = field(default_factory=TrainingViewerOptions)
 
 
@@ -100,6 +101,7 @@ class InspectOptions:
     """Print, without training, what is found in a folder and what to mend; exit status 0 if ready to train, else 1."""
 
     scene: Scene = ""  # folder of the scene, or of photographs, or a video; the same as --data.path
+    verbose: Verbose = False  # print all numbers
     out: str = ""  # folder for the page and a drawing of the cameras: new, empty or of an earlier one; none if empty
     data: DataConfig = field(default_factory=DataConfig)
 
@@ -164,6 +166,16 @@ class DepthOptions(ExportOptions):
 
 
 @dataclass
+class DemoOptions:
+    """Train the small scene of the package, score it and render a turntable: about a minute on two cores."""
+
+    out: str = ""  # run folder; runs/demo if empty, or runs/demo_2, ... where that is taken
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    steps: ranged(int | None, 1, 10**6) = None  # of the training; as many as half a minute has if left out
+    frames: integer(2, 1000) = 48  # of the turntable
+
+
+@dataclass
 class SummaryOptions:
     """Print a run's scores and where its images are."""
 
@@ -181,6 +193,7 @@ class DoctorOptions:
 
 
 OPTIONS: dict[str, type] = {  # of each command; those of an export are of its kind
+    "demo": DemoOptions,
     "inspect": InspectOptions,
     "train": TrainOptions,
     "render": RenderOptions,

@@ -26,7 +26,7 @@ from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import doubt_of, in_one_line, read_config, read_lines
+from nerfkit.training.run.files import SETUP, doubt_of, in_one_line, read_config, read_lines
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.trainer import Trainer
@@ -35,6 +35,7 @@ from nerfkit.viewer.page import Page
 
 # float32 values of a sample, of each of its features and of all else; a measured lower bound of a step.
 VALUES_PER_FEATURE, OTHER_VALUES = 6, 192
+SHORT = ("scene", "warning:", "training", "parallel", "device", "scoring", "run")  # rows that are printed without -v
 
 
 def main(options: TrainOptions, processes: Processes = ALONE) -> int:
@@ -78,7 +79,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         check_scorable(scene.split(config.eval.split))
     folder = processes.in_turn(lambda: open_folder(options, config, scene, processes))
     views = scene.split("train")
-    images = views.load(print if processes.is_first else None)
+    images = views.load(progress_bar=processes.is_first)
     for line in doubts_of_images(images, views.white_ignores, config.data.background) if processes.is_first else ():
         print(f"warning: {line}")
     seed_everything(config.seed)  # what a model of one's own may draw
@@ -88,13 +89,16 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     with StopSignals() as signals:
         if options.resume:
             go_on(trainer, folder, scene)
-        print(summary(scene, trainer, folder.path, options))
+        rows = summary(scene, trainer, folder.path)
+        print(in_lines(rows if options.verbose else [row for row in rows if row[0] in SHORT]))
         if trainer.progress >= 1:
             time = f"--trainer.max_seconds, now {settings.max_seconds:g}, of which {trainer.seconds:.1f} are used"
             more = time if trainer.scheduled < settings.steps else f"--trainer.steps, now {settings.steps}"
             print(f"nothing is left to train; to go on, raise {more}")
         if not options.resume and (number := begin(trainer, folder, scene, signals)):
             return 128 + number
+        if processes.is_first:
+            folder.write(SETUP, in_lines(rows) + "\n")
         progress.attach(folder)
         viewer = None
         if page is not None:
@@ -146,6 +150,9 @@ def find_scene(options: TrainOptions) -> Scene:
     try:
         return scene_of(options, frame)
     except SceneError as error:
+        if options.config and not options.resume and not os.path.exists(data.path):
+            demo = as_typed("demo")
+            raise SceneError(f"{error}; a preset's scene is in a checkout of nerfkit. {demo} has one with it") from None
         if before is None or before.path == data.path:
             raise
         raise SceneError(
@@ -242,8 +249,8 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
     return metrics
 
 
-def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions) -> str:
-    """Summary of what is about to be trained."""
+def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str]]:
+    """What is about to be trained, and who decided what."""
     config, processes = trainer.config, trainer.processes
     data, sampling, settings = config.data, config.sampling, config.trainer
     counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
@@ -253,10 +260,11 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
     low, high = ([float(f"{x:.4g}") for x in corner] for corner in (data.box[:3], data.box[3:]))
     beyond = f", contracted beyond, up to {sampling.far:.4g}" if sampling.kind == "contracted" else ""
     learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
+    frame_notes = scene.frame.notes if scene.frame is not None else ()
     rows = [
-        ("scene", f"{scene.name} ({scene.format}): {counts} views of {in_words(trainer.cameras.sizes())}"),
-        *(("note", str(note)) for note in scene.notes),
-        *(("frame", str(note)) for note in (scene.frame.notes if scene.frame is not None else ())),
+        *(("scene", sentence) for sentence in scene.about),
+        ("format", f"{scene.format}: {counts} views of {in_words(trainer.cameras.sizes())}"),
+        *(("warning:" if note.kind == "warning" else "note", note.text) for note in (*scene.notes, *frame_notes)),
         ("images", f"{trainer.views.source.text}, {data.background} background"),
         ("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),
         ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
@@ -269,15 +277,18 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
     ]
     if processes.size > 1:
         rows.append(("parallel", f"{processes.text}; a step counts as {processes.size} of trainer.steps"))
-    rows.append(("options", f"size {config.size}; {len(config.decisions)} were auto: -v prints who decided each"))
-    if options.verbose:
-        decisions = config.decisions.items()
-        rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
+    rows.append(("options", f"size {config.size}; {len(config.decisions)} were auto"))
+    decisions = config.decisions.items()
+    rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
     rows += [("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()]
     rows.append(("device", f"{trainer.device}; {how_it_runs(trainer)}"))
     if config.eval.after_training and config.eval.split not in scene.views:
         rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
-    return "\n".join(f"{name:<9} {text}" for name, text in [*rows, ("run", str(folder))])
+    return [*rows, ("run", f"{folder}; {SETUP} there holds all that was decided, and -v prints it")]
+
+
+def in_lines(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<8} {text}" for name, text in rows)
 
 
 def how_it_runs(trainer: Trainer) -> str:

@@ -85,11 +85,15 @@ def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return values | changes | inner
 
 
+def shipped(name: str) -> Path:
+    """A folder that a checkout has beside the package, and an installation in it."""
+    package = Path(__file__).parents[1]
+    return package / name if (package / name).is_dir() else package.parent / name
+
+
 def preset_path(name: str) -> Path:
     """The TOML file `name`, or else the preset of that name."""
-    installed = Path(__file__).parents[1] / "configs"
-    folder = installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
-    presets = {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    presets = {file.stem: file for file in sorted(shipped("configs").glob("*.toml"))}
     if os.path.exists(name) and not (os.path.isdir(name) and name in presets):
         return Path(name)
     if name not in presets:

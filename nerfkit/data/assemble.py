@@ -23,6 +23,7 @@ from nerfkit.data.scene import Scene, Views
 from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras, doubts_of_solve
 from nerfkit.data.scene_transform.find_frame import find_frame, with_its_box
 from nerfkit.data.scene_transform.frame import Frame, identity_frame
+from nerfkit.data.verdict import sentences
 from nerfkit.errors import SceneError
 from nerfkit.reading import nearest, shown
 
@@ -151,10 +152,12 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
             masks if any(masks) else [], capture.white_ignores, cutout, judged.masks,
         )  # fmt: skip
+    counts = {split: len(chosen) for split, chosen in splits.items()}
     return Scene(
         capture.name, capture.format, views, tuple(frame.up.tolist()), frame,
         notes_of(*capture.notes, *judged.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
         paths={split: cameras_of(path, [image.lens for image in path]) for split, path in capture.paths.items()},
+        about=sentences(capture, [*lenses.values()], counts, frame.kind),
     )  # fmt: skip
 
 

@@ -70,6 +70,18 @@ def load_capture(
     Of several formats in a folder, "auto" takes the one with sparse points if it `seeks_points`, or else the first:
     runs that say "auto" are of a time when it did.
     """
+    folder, formats = look_at(path, format)
+    if formats:
+        return resolve_files(readers.read(folder, formats, seeks_points), folder)
+    report(f"{shown(folder)} has no camera poses; they are looked for")
+    if beside := foreign.poses_beside(folder):
+        report(f"warning: {beside}")
+    solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
+    return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
+
+
+def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
+    """The folder or video of a scene, and the formats to read it as: none for photographs without poses."""
     if not path:
         raise SceneError("no scene given: nerfkit train SCENE, or data.path, takes the folder of a scene")
     folder = _path(path, "data.path")
@@ -85,14 +97,9 @@ def load_capture(
             f"{' or '.join(found)}: leave out --data.format, or choose {' or '.join(found)}"
         )
     if formats := found if format == "auto" else [format]:
-        return resolve_files(readers.read(folder, formats, seeks_points), folder)
-    beside = foreign.poses_beside(folder)
-    _check_photographs(folder, beside)
-    report(f"{shown(folder)} has no camera poses; they are looked for")
-    if beside:
-        report(f"warning: {beside}")
-    solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
-    return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
+        return folder, formats
+    _check_photographs(folder, foreign.poses_beside(folder))
+    return folder, []
 
 
 def format_elsewhere(path: str, format: str) -> str:

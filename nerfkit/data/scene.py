@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,11 +68,10 @@ class Views:
     def _ignores(self) -> bool:  # whether some pixels may not count
         return any(self.masks) and not self.cutout
 
-    def load(self, report: Callable[[str], None] | None = None) -> ImagePool:
+    def load(self, progress_bar: bool = False) -> ImagePool:
         """All images, resized to their cameras' sizes by area, and which of their pixels do not count.
 
-        `report`, such as print, gets a line with number and memory, and a progress bar is shown. Raises SceneError if
-        the masks leave nothing of any of them.
+        Raises SceneError if the masks leave nothing of any of them.
         """
         sizes = self.cameras.sizes()
         decoding = self._bytes_to_decode(sizes)
@@ -81,11 +80,6 @@ class Views:
             raise SceneError(
                 f"the images need {self.bytes() / 2**30:.1f} GB, and {decoding / 2**30:.1f} GB more to decode one, but "
                 f"{free_memory() / 2**30:.1f} GB are free; raise data.downscale, or shrink the files"
-            )
-        if report is not None:
-            report(
-                f"loading {len(self.files)} images, {in_words(sizes)}: {self.bytes() / 2**20:.0f} MB in memory, "
-                f"and up to {n_threads * decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
             )
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
@@ -106,7 +100,7 @@ class Views:
 
         with ThreadPoolExecutor(n_threads) as pool:
             done = pool.map(fill, range(len(self.files)))
-            list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=report is None))
+            list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=not progress_bar))
         if ignored is not None and ignored.all():
             color = "white" if self.white_ignores else "black"
             raise SceneError(
@@ -152,6 +146,7 @@ class Scene:
     points: Points | None = None  # sparse points of the files, in their frame
     source: DataConfig | None = None  # how it was read
     paths: dict[str, Cameras] = field(default_factory=dict)  # splits without images, in the model's frame
+    about: tuple[str, ...] = ()  # sentences on what it is
 
     @property
     def is_place(self) -> bool:

@@ -5,21 +5,24 @@ Letters used throughout: R rays, N packed samples, S samples per ray, B batch, C
 L levels, H state, I input; ``t`` a distance along a ray.
 """
 
-from nerfkit.limits import OPS
-from nerfkit.ops.compact_samples import compact_samples as compact_samples
-from nerfkit.ops.composite import composite as composite
-from nerfkit.ops.count_visible import count_visible as count_visible
-from nerfkit.ops.depthwise_conv1d import depthwise_conv1d as depthwise_conv1d
-from nerfkit.ops.depthwise_conv2d import depthwise_conv2d as depthwise_conv2d
+from nerfkit.ops.compact_samples import compact_samples
+from nerfkit.ops.composite import composite
+from nerfkit.ops.count_visible import count_visible
+from nerfkit.ops.depthwise_conv1d import depthwise_conv1d
+from nerfkit.ops.depthwise_conv2d import depthwise_conv2d
 from nerfkit.ops.dispatch import BackendError, Resolved, available, backend, choices, resolve, resolved, set_backend
-from nerfkit.ops.distortion import distortion as distortion
-from nerfkit.ops.grid_encode import grid_encode as grid_encode
-from nerfkit.ops.lazy_adam import lazy_adam as lazy_adam
-from nerfkit.ops.lltm import lltm as lltm
-from nerfkit.ops.lltm_cell import lltm_cell as lltm_cell
-from nerfkit.ops.march import march as march
-from nerfkit.ops.mlp import mlp as mlp
-from nerfkit.ops.spherical_harmonics import spherical_harmonics as spherical_harmonics
-from nerfkit.ops.trilinear import trilinear as trilinear
+from nerfkit.ops.distortion import distortion
+from nerfkit.ops.grid_encode import grid_encode
+from nerfkit.ops.lazy_adam import lazy_adam
+from nerfkit.ops.lltm import lltm
+from nerfkit.ops.lltm_cell import lltm_cell
+from nerfkit.ops.march import march
+from nerfkit.ops.mlp import mlp
+from nerfkit.ops.spherical_harmonics import spherical_harmonics
+from nerfkit.ops.trilinear import trilinear
 
-__all__ = ["BackendError", "Resolved", "available", "backend", "choices", "resolve", "resolved", "set_backend", *OPS]
+__all__ = [
+    "BackendError", "Resolved", "available", "backend", "choices", "resolve", "resolved", "set_backend",
+    "compact_samples", "composite", "count_visible", "depthwise_conv1d", "depthwise_conv2d", "distortion",
+    "grid_encode", "lazy_adam", "lltm", "lltm_cell", "march", "mlp", "spherical_harmonics", "trilinear",
+]  # fmt: skip

@@ -65,7 +65,7 @@ def evaluate(
     """
     check_scorable(views)
     lpips = Lpips(config.eval.lpips, device) if config.eval.lpips else None
-    images = views.load(print if processes.is_first else None)
+    images = views.load(progress_bar=processes.is_first)
     background = background_color(config.data.background, device)
     image_of = ImageRenderer(model, background)
     cameras = views.cameras.to(device)

@@ -31,7 +31,7 @@ from nerfkit.reading import typed
 from nerfkit.training.building import built, check_seen, class_of
 from nerfkit.training.held_back import CHECKS, HeldBack
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import LOG, doubt_of
+from nerfkit.training.run.files import LOG, PREVIOUS, doubt_of
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.step.adjustments import ViewAdjustments
 from nerfkit.training.step.distributed import AGREED_EVERY, Distributed, OneProcess
@@ -218,6 +218,8 @@ class Trainer:
             ended = self._train(folder, progress_bar)
             if self._saved_step != self.step:
                 self.save(folder)
+            if ended and self.processes.is_first:
+                folder.clear({PREVIOUS})
         finally:
             self._log_folder = None
             folder.unlock()

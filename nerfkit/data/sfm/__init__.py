@@ -20,8 +20,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
-from nerfkit.data.sfm.mapping import largest_model
-from nerfkit.data.sfm.photographs import Photograph, Report, find_photographs, image_folder
+from nerfkit.data.scene import in_words
+from nerfkit.data.sfm.mapping import MAX_IMAGE_SIZE, THREADS, largest_model
+from nerfkit.data.sfm.photographs import Photograph, Report, choose_pairs, find_photographs, image_folder
 from nerfkit.errors import SceneError, UserError
 from nerfkit.reading import first_of, read_json, shown
 
@@ -30,7 +31,33 @@ FRAMES = 150  # of a video
 SHARPNESS_WIDTH = 640  # pixels, about, at which sharpness is measured
 LISTED = 10  # names in a message, at most
 RECORD = "made_of.json"  # in a folder that was made: files and their bytes
+VIDEO_SIZE = 1920, 1080  # pixels of a usual one
+# Measured on two cores; 292 photographs of 800x533.
+SECONDS_A_PIXEL, SECONDS_A_PAIR, SECONDS_A_PHOTO = 2.4e-6, 0.06, 0.8
 ELSEWHERE = "choose another folder with --data.sfm"
+
+
+def plan(source: Path, report: Report = print) -> tuple[str, float]:
+    """What a folder of photographs or a video holds, in words, and roughly the seconds that finding its poses takes;
+    nothing is written."""
+    if source.is_file():
+        names, sizes = [f"{number}" for number in range(FRAMES)], [VIDEO_SIZE] * FRAMES
+        what = f"a video, of which {FRAMES} frames are taken at most"
+    else:
+        found = find_photographs(image_folder(source), report)
+        names, sizes = [photo.name for photo in found], [photo.lens[:2] for photo in found]
+        n_lenses = len({photo.lens for photo in found})
+        lenses = "one lens" if n_lenses == 1 else f"{n_lenses} lenses"
+        what = f"{len(found)} photos of {in_words(sizes)} from {lenses}"
+    pixels = sum(width * height * min(1.0, MAX_IMAGE_SIZE / max(width, height)) ** 2 for width, height in sizes)
+    n_pairs = len(choose_pairs(names, source.is_file()))
+    of_all_cores = SECONDS_A_PIXEL * pixels + SECONDS_A_PAIR * n_pairs
+    return what, of_all_cores / THREADS + SECONDS_A_PHOTO * len(names)
+
+
+def root_of(source: Path, out: Path | None = None) -> Path:
+    """Where the poses of photographs or a video are kept."""
+    return out or (source.with_name(f"{source.stem}_frames") if source.is_file() else source)
 
 
 def solve(source: Path, out: Path | None = None, report: Report = print) -> Path:
@@ -39,7 +66,7 @@ def solve(source: Path, out: Path | None = None, report: Report = print) -> Path
     Raises SceneError, among others if fewer than half of the photographs get a pose.
     """
     is_video = source.is_file()
-    root = out or (source.with_name(f"{source.stem}_frames") if is_video else source)
+    root = root_of(source, out)
     try:
         images = extract_frames(source, root / "images", report) if is_video else image_folder(source)
         found = find_photographs(images, report)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: one safetensors file with the state as JSON in its header and a checksum of both; no pickle.
 
-Each file is self-contained, and the last two are kept: `checkpoint.safetensors`, which exists at every moment from
-the first save on, and `checkpoint.previous.safetensors`. What they hold of a training, all that its next steps follow
-from, is `taken` and `put_back` here.
+Each file is self-contained: `checkpoint.safetensors` exists at every moment from the first save on, and beside it the
+one before, `checkpoint.previous.safetensors`, until the training ends. What they hold of a training, all that its next
+steps follow from, is `taken` and `put_back` here.
 """
 
 from __future__ import annotations

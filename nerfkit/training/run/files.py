@@ -21,6 +21,7 @@ CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "met
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT, REPORT = "loss.png", "report.html"
+SETUP = "setup.txt"
 PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders
 OWN_SCORES = "eval"  # of the test views, whose scores lie in the run folder itself
 STRIP, GIF = "strip.png", "progress.gif"  # in PREVIEWS
@@ -135,7 +136,7 @@ def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
 
 def in_one_line(metrics: dict[str, Any]) -> str:
     """The scores of `evaluate` for people."""
-    lpips = "none without eval.lpips" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
+    lpips = "not measured (needs eval.lpips)" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
     others = "".join(f", {metrics[name]:.2f} dB {text}" for name, text in OTHER_SCORES.items() if name in metrics)
     share = metrics.get("share_of_pixels", 1)
     of = "" if share > MOST_PIXELS else f" of the {share:.0%} of pixels that count"

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nerfkit demo`: the small scene that the package carries, trained, scored and rendered, for a first look."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+
+from nerfkit.commands import as_typed, render, summary, train
+from nerfkit.commands.options import DemoOptions, SummaryOptions, parse
+from nerfkit.config.files import shipped
+from nerfkit.viewer.page import INSTALL
+
+SIZE = 200  # pixels a side of the turntable's frames, twice the scene's
+
+
+def main(options: DemoOptions) -> int:
+    names = ("runs/demo" if number == 1 else f"runs/demo_{number}" for number in count(1))
+    out = options.out or next(name for name in names if not Path(name).exists())
+    device, steps = ["--device", options.device], ["--trainer.steps", str(options.steps or 0)]
+    scene = [str(shipped("data/demo")), "--config", "demo", *device, *steps[: 2 * bool(options.steps)]]
+    if status := train.main(parse("train", [*scene, "--out", out])):
+        return status
+    orbit = ["--path", "orbit", "--frames", str(options.frames), "--size", str(SIZE), str(SIZE)]
+    render.main(parse("render", [out, *orbit, *device]))
+    summary.main(SummaryOptions(Path(out)))
+    install = "" if find_spec("viser") else f"   (first: {INSTALL})"
+    print(f"\nto look around in a browser:  {as_typed('view', out)}{install}")
+    print(f"with photos of your own:      {as_typed('inspect', 'FOLDER')}")
+    return 0

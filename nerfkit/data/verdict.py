@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scene is, in two sentences for whoever took its images."""
+
+from __future__ import annotations
+
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.capture import Capture
+from nerfkit.data.scene import in_words
+from nerfkit.reading import shown
+
+TAKEN = {  # by the kind of the frame
+    "object": "around an object",
+    "inward": "around something in its surroundings",
+    "forward": "all facing the same way",
+    "walk-through": "all over a place",
+}
+
+
+def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind: str) -> tuple[str, ...]:
+    """Of the images that exist, which have these `lenses`; `counts` are those of each split, `kind` is the frame's."""
+    n_lenses, n_missing = len(set(lenses)), len(capture.images) - len(lenses)
+    if not lenses:
+        return (f"{shown(capture.name)}: none of the {n_missing} images that are listed can be read.",)
+    train, test = (f"{counts.get(split, 0) or 'none'}" for split in ("train", "test"))
+    return (
+        f"{shown(capture.name)}: {len(lenses)} images of {in_words([(lens.width, lens.height) for lens in lenses])} "
+        f"from {'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, taken {TAKEN[kind]}.",
+        f"{f'{n_missing} more are listed, but missing' if n_missing else 'All that are listed exist'}; {train} to "
+        f"train on, {test} held out to score it.",
+    )
