@@ -42,7 +42,7 @@ class CroppedSampler(nn.Module):
     def __init__(self, sampler: OccupancySampler, crop: Crop):
         super().__init__()
         self.sampler, self.crop = sampler, crop
-        self.ops = sampler.ops
+        self.ops, self.fade_in = sampler.ops, sampler.fade_in
 
     @property
     def max_rays_rendered(self) -> int:

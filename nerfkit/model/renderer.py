@@ -82,7 +82,8 @@ class Renderer(Model):
             directions = spherical_harmonics(rays.directions, samples.ray_index, embedding.dtype)  # [N, 16]
             context = [x for x, stage in ((encoded, self.encoder), (state, self.aggregator)) if stage]
             rgb = self.decoder.color(embedding, directions, *context)
-            self.sampler.fade_in(samples, density, rgb)
+            if self.training:
+                self.sampler.fade_in(samples, density, rgb)
             return composite_samples(samples, density, rgb, background)
 
     def density(self, positions: Tensor) -> Tensor:

@@ -198,7 +198,7 @@ class ContractedSampler(OccupancySampler):
         and no other, is there first and stays. Source: J. Philip and V. Deschaintre, "Floaters No More"
         (arXiv:2305.02756), where it lasts.
         """
-        if not (self.training and density.requires_grad):
+        if not density.requires_grad:
             return
         distance = (samples.t_starts + samples.t_ends) / 2  # [N]
         scale = (distance / self.full_gradients_from.clamp(min=1e-6)).clamp(max=1).square().to(rgb.dtype)
