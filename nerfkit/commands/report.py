@@ -29,8 +29,7 @@ from nerfkit.training.evaluator import evenly_chosen
 from nerfkit.training.run import files as run_files
 from nerfkit.training.run.folder import RunFolder, run_frame
 
-COMPARISONS, RENDERINGS, FRAMES, FPS = 8, 2, 60, 20  # at most; frames a second
-ROWS = 1000  # of a table, at most
+COMPARISONS, RENDERINGS, FRAMES, ROWS, FPS = 8, 2, 60, 1000, 20  # at most, rows of a table; frames a second
 WIDE, SMALL = 1600, 400  # pixels of the longest side of a picture, and of a moving one
 SHARE = 300_000  # bytes of a picture in the page, at most; of a moving one twice that: 4.2 MB with all of them
 NO_COLORS = (LEGEND, *(f"{name}_" for names in FILES.values() for name in names))  # of files of a rendering
