@@ -241,7 +241,7 @@ def test_commands_share_the_work(options, tmp_path):
     views = json.loads((run / "metrics.json").read_text())["views"]
     assert shared["views"] == views and len(views) > 1
     names = sorted(file.name for file in one.iterdir() if file.suffix in (".png", ".npz"))
-    assert len(names) == 5 * len(views)
+    assert len(names) == 5 * len(views) + 2, "with legends of two depths"
     assert [name for name in names if (both / name).read_bytes() != (one / name).read_bytes()] == []
     first, other = (both / f"{views[view]['view']}.png" for view in (0, -1))
     first.unlink()

@@ -29,8 +29,7 @@ from nerfkit.training.evaluator import evenly_chosen
 from nerfkit.training.run import files as run_files
 from nerfkit.training.run.folder import RunFolder, run_frame
 
-COMPARISONS, RENDERINGS, FRAMES, FPS = 8, 2, 60, 20  # at most; frames a second
-ROWS = 1000  # of a table, at most
+COMPARISONS, RENDERINGS, FRAMES, ROWS, FPS = 8, 2, 60, 1000, 20  # at most, rows of a table; frames a second
 WIDE, SMALL = 1600, 400  # pixels of the longest side of a picture, and of a moving one
 SHARE = 300_000  # bytes of a picture in the page, at most; of a moving one twice that: 4.2 MB with all of them
 NO_COLORS = (LEGEND, *(f"{name}_" for names in FILES.values() for name in names))  # of files of a rendering
@@ -63,7 +62,8 @@ def page_of(folder: RunFolder) -> str:
     in_color = [[frame for frame in frames if not frame.name.startswith(NO_COLORS)] for frames in rendered]
     compared = pictures(run / run_files.score_name(config.eval.split))
     chosen = [compared[i] for i in evenly_chosen(len(compared), COMPARISONS)]
-    way = [file for file in pictures(run / run_files.PREVIEWS) if file.name == run_files.STRIP]
+    drawn = [*pictures(run), *pictures(run / run_files.PREVIEWS)]
+    drawn = [file for file in drawn if file.name in (run_files.LOSS_PLOT, run_files.STRIP)]
     decided = [(option, value_text(made.value), made.by, made.why) for option, made in read_decisions(run).items()]
     decided += [("frame", "", "scene", str(note)) for note in (frame.notes if frame is not None else ())]
     again = as_typed("train", config.data.path or "SCENE", "--config", "config.toml", "--out", "runs/again")
@@ -71,7 +71,7 @@ def page_of(folder: RunFolder) -> str:
     sections = [
         *((f"Rendering: {frames[0].parent.name}", _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
         (f"{len(chosen)} of {len(compared)} views beside their truth", "".join(_image([file]) for file in chosen)),
-        ("Curves, and pictures on the way", "".join(_image([file]) for file in pictures(run) + way)),
+        ("Curves, and pictures on the way", "".join(_image([file]) for file in drawn)),
         *(scores(file) if file.exists() else []),
         ("What was decided, and why", _table(("option", "value", "decided by", "why"), decided)),
         ("How to repeat it; the second text is config.toml", codes),
