@@ -149,8 +149,8 @@ def find_scene(options: TrainOptions) -> Scene:
         return scene_of(options, frame)
     except SceneError as error:
         if options.config and not options.resume and not os.path.exists(data.path):
-            demo = as_typed("demo")
-            raise SceneError(f"{error}; a preset's scene is in a checkout of nerfkit. {demo} has one with it") from None
+            without = f"without one, try {as_typed('demo')}"
+            raise SceneError(f"{error}; scenes of presets come with a checkout of nerfkit; {without}") from None
         if before is None or before.path == data.path:
             raise
         raise SceneError(
