@@ -17,7 +17,7 @@ from nerfkit.commands.options import TrainOptions
 from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig
 from nerfkit.config.recipe import value_text
 from nerfkit.data.load import scene_of
-from nerfkit.data.scene import Scene, in_words
+from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.device import check_memory, pick_device, seed_everything
 from nerfkit.errors import RunError, SceneError
@@ -251,7 +251,6 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     """What is about to be trained, and who decided what."""
     config, processes = trainer.config, trainer.processes
     data, sampling, settings = config.data, config.sampling, config.trainer
-    counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
     n_parameters = sum(p.numel() for p in trainer.model.parameters())
     limit = f", at most {settings.max_seconds:g} s" if settings.max_seconds else ""
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
@@ -261,7 +260,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     frame_notes = scene.frame.notes if scene.frame is not None else ()
     rows = [
         *(("scene", sentence) for sentence in scene.about),
-        ("format", f"{scene.format}: {counts} views of {in_words(trainer.cameras.sizes())}"),
+        ("format", scene.format),
         *(("warning:" if note.kind == "warning" else "note", note.text) for note in (*scene.notes, *frame_notes)),
         ("images", f"{trainer.views.source.text}, {data.background} background"),
         ("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),
