@@ -60,7 +60,7 @@ def test_the_demo_needs_nothing_and_leaves_what_is_there(tmp_path, monkeypatch, 
     assert_names(said, "50 to train on", "10 test views: PSNR", video, image, "view runs/demo_2", "inspect")
     assert video.stat().st_size > 1000 and json.loads(scores.read_text())["psnr"] > 12
     assert len(said.split(" step")[0].splitlines()) < 8, "what was decided is in the run folder"
-    assert_names(Path("runs/demo_2/setup.txt").read_text(), "grid_encode", "box", "sampling.cone")
+    assert_names(Path("runs/demo_2/setup.txt").read_text(), "grid_encode", "kind object", "sampling.cone")
     assert [file.name for file in Path("runs/demo").iterdir()] == ["mine.txt"]
     with raises_naming(SceneError, "data/orrery", "checkout", "demo"):
         run_main(train, "--config", "orrery_cpu", "--out", "another")

@@ -36,7 +36,7 @@ from nerfkit.data.sfm.mapping import INSTALL
 from nerfkit.data.verdict import sentences
 from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
-from nerfkit.reading import shown
+from nerfkit.reading import first_of, shown
 from nerfkit.threads import cores
 from nerfkit.training.forecast import forecast
 
@@ -250,7 +250,7 @@ class Inspection:
             "lenses": _lenses([image.lens for image, _ in self.there]),
             "split": [
                 shown(self.rule),
-                *(f"{shown(name)}: {len(names)} ({_names(names)})" for name, names in self.splits.items()),
+                *(f"{shown(name)}: {len(names)} ({first_of(names)})" for name, names in self.splits.items()),
             ],
             "frame": texts(self.frame.notes, "info"),
             "memory": [self._memory()],
@@ -290,7 +290,7 @@ class Inspection:
 
     def _gone(self) -> str:
         missing = self.missing
-        return f"{len(missing)} of {len(self.found)} images are missing ({_names([image.name for image in missing])})"
+        return f"{len(missing)} of {len(self.found)} images are missing ({first_of([image.name for image in missing])})"
 
     def _images(self) -> list[str]:
         files, n_missing = [file for _, file in self.there], len(self.missing)
@@ -385,11 +385,6 @@ def _limits(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low, high = corners.min(0), corners.max(0)
     margin = 0.2 * max(float((high - low).max()), 1e-6)
     return low - margin, high + margin
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(shown(name, 60) for name in names[:MAX_NAMES]) + more
 
 
 def _count(count: int, what: str, plural: str = "s") -> str:

@@ -17,7 +17,7 @@ from nerfkit.commands.options import TrainOptions
 from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig
 from nerfkit.config.recipe import value_text
 from nerfkit.data.load import scene_of
-from nerfkit.data.scene import Scene, in_words
+from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.device import check_memory, pick_device, seed_everything
 from nerfkit.errors import RunError, SceneError
@@ -151,8 +151,8 @@ def find_scene(options: TrainOptions) -> Scene:
         return scene_of(options, frame)
     except SceneError as error:
         if options.config and not options.resume and not os.path.exists(data.path):
-            demo = as_typed("demo")
-            raise SceneError(f"{error}; a preset's scene is in a checkout of nerfkit. {demo} has one with it") from None
+            without = f"without one, try {as_typed('demo')}"
+            raise SceneError(f"{error}; scenes of presets come with a checkout of nerfkit; {without}") from None
         if before is None or before.path == data.path:
             raise
         raise SceneError(
@@ -253,7 +253,6 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     """What is about to be trained, and who decided what."""
     config, processes = trainer.config, trainer.processes
     data, sampling, settings = config.data, config.sampling, config.trainer
-    counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
     n_parameters = sum(p.numel() for p in trainer.model.parameters())
     limit = f", at most {settings.max_seconds:g} s" if settings.max_seconds else ""
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
@@ -263,7 +262,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     frame_notes = scene.frame.notes if scene.frame is not None else ()
     rows = [
         *(("scene", sentence) for sentence in scene.about),
-        ("format", f"{scene.format}: {counts} views of {in_words(trainer.cameras.sizes())}"),
+        ("format", scene.format),
         *(("warning:" if note.kind == "warning" else "note", note.text) for note in (*scene.notes, *frame_notes)),
         ("images", f"{trainer.views.source.text}, {data.background} background"),
         ("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),

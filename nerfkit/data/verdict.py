@@ -9,10 +9,10 @@ from nerfkit.data.scene import in_words
 from nerfkit.reading import shown
 
 TAKEN = {  # by the kind of the frame
-    "object": "around an object",
-    "inward": "around something in its surroundings",
+    "object": "taken around an object",
+    "inward": "taken around something in its surroundings",
     "forward": "all facing the same way",
-    "walk-through": "all over a place",
+    "walk-through": "taken all over a place",
 }
 
 
@@ -24,7 +24,7 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
     train, test = (f"{counts.get(split, 0) or 'none'}" for split in ("train", "test"))
     return (
         f"{shown(capture.name)}: {len(lenses)} images of {in_words([(lens.width, lens.height) for lens in lenses])} "
-        f"from {'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, taken {TAKEN[kind]}.",
-        f"{f'{n_missing} more are listed, but missing' if n_missing else 'All that are listed exist'}; {train} to "
+        f"from {'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
+        f"{f'{n_missing} more are listed, but have no file of use' if n_missing else 'None is missing'}; {train} to "
         f"train on, {test} held out to score it.",
     )
