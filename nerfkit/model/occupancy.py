@@ -129,16 +129,14 @@ class OccupancyGrid(nn.Module, ABC):
     def _seen(self, points: Tensor, cameras: Cameras) -> Tensor:
         """Which points [P, 3] lie in an image of the cameras, and not nearer than `near`, bool [P]."""
         seen = torch.zeros(len(points), dtype=torch.bool, device=points.device)
-        sizes, left = cameras.sizes(), torch.arange(len(points), device=points.device)  # not seen so far
-        for view in sorted(range(len(cameras)), key=lambda view: view % STRIDE):
-            away = points[left] - cameras.positions[view]
+        for view, (width, height) in sorted(enumerate(cameras.sizes()), key=lambda each: each[0] % STRIDE):
+            away = points - cameras.positions[view]
             is_wide = bool(cameras.lenses) and cameras.lenses[view].is_fisheye  # may see what is behind its camera
             ahead = is_wide | (away @ cameras.camera_to_world[view, :, 2].to(away.dtype) < 0)
-            tried = left[ahead & (torch.linalg.vector_norm(away, dim=-1) >= self.config.near)]
-            pixel, _ = cameras.project(points[tried].to(cameras.positions.dtype), view)  # [P, 2]
-            (width, height), (x, y) = sizes[view], pixel.unbind(-1)
-            seen[tried] = (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
-            left = left[~seen[left]]
+            tried = (ahead & ~seen).nonzero()[:, 0]  # [T], a fifth of them: to project takes longest
+            x, y = cameras.project(points[tried].to(cameras.positions.dtype), view)[0].unbind(-1)
+            inside = (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
+            seen[tried] = inside & (torch.linalg.vector_norm(away[tried], dim=-1) >= self.config.near)
         return seen
 
     def _some_cells(self) -> Tensor:
