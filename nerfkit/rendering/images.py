@@ -18,6 +18,8 @@ from torch import Tensor
 
 from nerfkit.errors import UserError
 
+COMPRESSION = 1  # of PNG files: a fifth of the default's time, and a twentieth larger
+
 
 def to_uint8(image: Tensor) -> np.ndarray:
     """8-bit copy of an image in [0, 1], rounded."""
@@ -38,7 +40,7 @@ def file_stems(names: Sequence[str]) -> list[str]:
 
 def png_bytes(image: Tensor) -> bytes:
     """An image [H, W, 3] in [0, 1] as the content of a PNG file."""
-    return imageio.imwrite(imageio.RETURN_BYTES, to_uint8(image), format="png")
+    return imageio.imwrite(imageio.RETURN_BYTES, to_uint8(image), format="png", compression=COMPRESSION)
 
 
 def npz_bytes(**values: np.ndarray) -> bytes:
