@@ -18,8 +18,6 @@ from torch import Tensor
 
 from nerfkit.errors import UserError
 
-COMPRESSION = 1  # of PNG files: a fifth of the default's time, and a twentieth larger
-
 
 def to_uint8(image: Tensor) -> np.ndarray:
     """8-bit copy of an image in [0, 1], rounded."""
@@ -40,7 +38,8 @@ def file_stems(names: Sequence[str]) -> list[str]:
 
 def png_bytes(image: Tensor) -> bytes:
     """An image [H, W, 3] in [0, 1] as the content of a PNG file."""
-    return imageio.imwrite(imageio.RETURN_BYTES, to_uint8(image), format="png", compression=COMPRESSION)
+    # The default makes files a twentieth smaller, in three times as long.
+    return imageio.imwrite(imageio.RETURN_BYTES, to_uint8(image), format="png", compression=1)
 
 
 def npz_bytes(**values: np.ndarray) -> bytes:
