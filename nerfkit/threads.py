@@ -1,55 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many threads the commands work with, and how these wait; nothing here needs torch."""
+"""How many threads there are to be: the one place that decides it."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-CHOSEN = "OMP_NUM_THREADS"  # of the environment; torchrun sets it
+# By the controller that /proc/self/cgroup names, none in version 2: where the groups' quotas and periods are.
+PLACES = {"": ("", ("cpu.max",)), "cpu": ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))}
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: those it may run on, or fewer where a control group's quota allows fewer."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([there, *map(math.ceil, _quotas(root))]))
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    """Cores that each control group of this process, and each that it lies in, may use; those without a limit left
-    out."""
+    """Cores that this process may use: those it may run on, or fewer by the quota of a control group around it."""
+    usable = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            top = root / "sys/fs/cgroup" / (controllers and "cpu")
-            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-            for group in (top / path.lstrip("/"), *(top / path.lstrip("/")).parents):
+            _, kinds, path = line.split(":", 2)
+            place, names = PLACES.get("cpu" if "cpu" in kinds.split(",") else kinds, ("", ()))
+            for group in (PurePosixPath(path), *PurePosixPath(path).parents):
+                files = [root / "sys/fs/cgroup" / place / str(group).lstrip("/") / name for name in names]
                 with suppress(OSError, ValueError):  # a container sees its own groups alone; "max" is no number
-                    quota, period = map(int, " ".join((group / file).read_text() for file in files).split())
-                    if quota > 0 < period:
-                        yield quota / period
-                if group == top:
-                    break
-
-
-def wait_asleep() -> None:
-    """Let threads that wait for others sleep; to be called before torch is imported.
-
-    By default they spin for milliseconds. Where other processes need the cores, the one that is waited for then does
-    not get any: four processes on two cores take hundreds of times as long.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+                    quota, period = map(int, " ".join(file.read_text() for file in files).split())
+                    usable += [math.ceil(quota / period)] * (quota > 0)
+    return max(1, min(usable))
 
 
 def limit_threads(spare: int = 0) -> None:
-    """Let torch, and with it the native ops, use this process's cores but for some to `spare`, unless the user chose
-    how many threads there are."""
-    torch = sys.modules.get("torch")
-    if torch is not None and CHOSEN not in os.environ:
+    """Let torch, and so the native ops, use `cores` but for some to `spare`, unless the user chose a number."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, min(torch.get_num_threads(), cores()) - spare))

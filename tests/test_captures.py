@@ -12,6 +12,7 @@ from PIL import Image
 
 from nerfkit.commands import inspect
 from nerfkit.data.assemble import resolve_files
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Points
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
@@ -45,6 +46,13 @@ from tests.posed_captures import (
 from tests.processes import run_main
 from tests.rigs import ring
 from tests.toy_scene import BALLS, RADII, write_scene
+
+
+def test_all_splits_share_the_map_of_a_lens(tmp_path, monkeypatch):
+    folder, made, find = str(colmap_in(tmp_path, [WIDE] * 20)), Counter(), Lens.direction_map
+    monkeypatch.setattr(Lens, "direction_map", lambda lens, every=1: made.update([(lens, every)]) or find(lens, every))
+    scene = load_scene(folder)
+    assert set(scene.views) == {"train", "test"} and set(made.values()) == {1}
 
 
 @pytest.mark.parametrize("format", WRITERS)

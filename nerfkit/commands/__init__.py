@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from nerfkit.errors import UserError
 from nerfkit.reading import did_you_mean, harmless, shown, typed
-from nerfkit.threads import limit_threads, wait_asleep
+from nerfkit.threads import limit_threads
 from nerfkit.version import __version__
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def run_command(name: str, arguments: list[str]) -> None:
             return module.main(options, *processes)
 
     in_utf8()
-    wait_asleep()
+    # Threads of torch's that wait for others sleep, or they would keep them from cores that other processes use, too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
     if not sys.stderr.isatty():
         for limit in ("TQDM_MININTERVAL", "TQDM_MAXINTERVAL"):  # read when tqdm is imported
             os.environ.setdefault(limit, SECONDS_IN_A_LOG)

@@ -42,7 +42,8 @@ def file_stems(names: Sequence[str]) -> list[str]:
 
 def png_bytes(image: Tensor) -> bytes:
     """An image [H, W, 3] in [0, 1] as the content of a PNG file."""
-    return imageio.imwrite(imageio.RETURN_BYTES, to_uint8(image), format="png")
+    # The default makes files a twentieth smaller, in three times as long.
+    return imageio.imwrite(imageio.RETURN_BYTES, to_uint8(image), format="png", compression=1)
 
 
 def npz_bytes(**values: np.ndarray) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -80,6 +81,13 @@ def evaluate(
         processes.share(len(cameras)), desc="evaluating", unit="view", dynamic_ncols=True,
         disable=not processes.is_first,
     )  # fmt: skip
+
+    def compare(view: int, truth: Tensor, render: Tensor, score: float) -> None:
+        name = shown(views.names[view], 60)
+        comparisons.write(compared[view], png_bytes(comparison_image(truth, render, name, score)))
+
+    writer = ThreadPoolExecutor(1, "comparisons")  # of one, while the next views are rendered
+    written = writer.submit(lambda: None)
     for view in bar:
         truth, rendered, counts = beside_truth(image_of, images, views, cameras, view)
         render = rendered["rgb"]  # [H, W, 3]
@@ -89,8 +97,9 @@ def evaluate(
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
         if view in compared and comparisons is not None:
-            picture = comparison_image(truth, render, shown(views.names[view], 60), rows[-1]["psnr"])
-            comparisons.write(compared[view], png_bytes(picture))
+            written.result()
+            written = writer.submit(compare, view, truth, render, rows[-1]["psnr"])
+    written.result()
     shares = processes.gathered([rows, n_ignored])
     rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
     metrics = {

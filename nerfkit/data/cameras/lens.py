@@ -46,7 +46,7 @@ CENTER_MARGIN = 10  # sides of the image: the principal point of a cropped image
 COEFFICIENT_LIMIT = 1e12  # high orders of a long lens are large
 TOLERANCE = 0.05  # pixels between a pixel and the projection of its direction
 MAX_INVALID = 0.02  # share of the pixels of a lens
-CHUNK = 2**13  # pixels that are unprojected at once: torch works on so few in one thread, out of the cache
+CHUNK = 10_000  # pixels that are unprojected at once: torch works on so few in one thread, out of the cache
 
 
 class DirectionMap(NamedTuple):
