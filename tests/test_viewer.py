@@ -2,6 +2,7 @@
 """The viewer's page, with clients that speak its protocol: pictures, files, a training, those that leave, an end."""
 
 import asyncio
+import gc
 import os
 import queue
 import socket
@@ -15,6 +16,8 @@ import torch
 
 if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
+
+from msgspec.msgpack import encode as msgpack
 
 from nerfkit.crop import Crop, read_crop
 from nerfkit.device import seed_everything
@@ -262,11 +265,35 @@ def test_a_proxy_is_let_through_by_its_name():
     answer = http_get(page.port, "localhost", "Origin: https://viewer.example.org\r\n")
     page.stop()
     assert b" 200 " in answer and b"wss://viewer.example.org" in answer
+    assert "Viewer.example.org" in page.how_to_reach() and "Upgrade" in page.how_to_reach()
 
 
-def http_get(port: int, host: str, more: str = "") -> bytes:
+MALFORMED = [  # messages on a websocket
+    b"", b"\xc1", b"\xff" * 100, "text", msgpack([1]), msgpack({}), msgpack({"type": "Nothing"}), msgpack({"type": 1}),
+    msgpack({"type": "GuiUpdateMessage"}), msgpack({"type": "GuiUpdateMessage", "uuid": [], "updates": {"value": 1}}),
+    msgpack({"type": "ViewerCameraMessage", "wxyz": "w"}), msgpack({"type": "ScenePointerMessage"}),
+    msgpack({"type": "CommandTriggerMessage", "uuid": "\x1b[31m" + "x" * 10000}),
+]  # fmt: skip
+
+
+def test_what_is_not_understood_is_told_in_a_line_and_others_see_on(viewer, browser, capfd):
+    at(browser)
+    for message in MALFORMED:
+        hostile = FakeBrowser(viewer.page.address, SIZE)
+        hostile.connection.send(message)
+        hostile.send((1.0, 0.5, 1.0))
+        hostile.close()
+    for path in ("/" + "x" * 300, "/%00", "/\xff", "/?" + "y" * 5000):
+        assert http_get(viewer.page.port, "localhost", path=path).startswith(b"HTTP/1.1 ")
+    assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
+    gc.collect()  # of tasks that failed
+    lines = capfd.readouterr().err.splitlines()
+    assert lines and all(line.startswith("viewer: ") and len(line) < 400 and line.isprintable() for line in lines)
+
+
+def http_get(port: int, host: str, more: str = "", path: str = "/") -> bytes:
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\n{more}Connection: close\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}Connection: close\r\n\r\n".encode())
         return connection.makefile("rb").read(4096)
 
 
