@@ -144,5 +144,9 @@ class Session:
             f"nearest training view: {view} ({name}), {distance:.3f} away, {angle:.1f} degrees"
         )
 
+    def send(self, message: Any) -> None:
+        """A message of viser's to this browser alone, such as on what all have in their scenes."""
+        self.client._websock_connection.queue_message(message)
+
     def tell(self, title: str, text: str) -> None:
         self.client.add_notification(title, text, auto_close_seconds=10.0)

@@ -26,7 +26,6 @@ from nerfkit.viewer.limits import within_limits
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
-SIZE = 0.06  # of a keyframe in the scene, of the scene's
 COLOR, CHOSEN = (230, 120, 20), (220, 30, 30)
 CURVE_POINTS = 200
 PREVIEW_SECONDS = 1 / 30  # between two cameras of a preview
@@ -37,8 +36,8 @@ VIDEO = "nerfkit.mp4"
 class PathPanel:
     """One path, which all clients see and may edit."""
 
-    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
-        self.state, self.path = state, CameraPath()
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State, size: float):
+        self.state, self.path, self.size = state, CameraPath(), size  # of a keyframe in the scene
         self.playing: tuple[int, float | None] | None = None  # client, and when its preview began
         self._shown_at = -1e9
         self._scene, self._drawn = server.scene, []
@@ -94,7 +93,7 @@ class PathPanel:
         for index, key in enumerate(path.keyframes):
             wxyz, position = in_browser(key.pose)
             frustum = self._scene.add_camera_frustum(
-                f"/path/{index}", key.fov, path.size[0] / path.size[1], scale=SIZE * self.state.scene.size,
+                f"/path/{index}", key.fov, path.size[0] / path.size[1], scale=self.size,
                 thickness=2.0, thickness_units="screen", color=CHOSEN if index == self.chosen else COLOR, wxyz=wxyz,
                 position=position, cast_shadow=False, receive_shadow=False,
             )  # fmt: skip
