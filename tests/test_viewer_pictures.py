@@ -102,6 +102,21 @@ def test_a_video_shows_the_crop_alone(session, video):
     assert means[0] < 240 and means[1] == pytest.approx(means[0], abs=1) and means[2] > 253
 
 
+@pytest.mark.parametrize("output", ["color", "error"])
+def test_a_picture_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown, session, video, output):
+    shown.add_images(shown.cameras)
+    session.look = replace(session.look, output=output, split=0.5)
+    video.panel.path.size = (50, 30)
+    here = viewpoint((1.0, 0, 0, 0), (0.0, 0, -2.5), 0.7)
+    video._start(session, here)
+    while session.state.engine.jobs:
+        session.state.engine.step()
+    name, content = session.client.send_file_download.call_args.args
+    frame = ModelFrame(shown, here, 50, 30, session.shown_look())
+    frame.render(0, frame.n_rays)
+    assert name == f"{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
+
+
 def test_there_is_no_video_of_errors(session, video):
     session.look = replace(session.look, output="error")
     with raises_naming(UserError, "training image"):
@@ -217,9 +232,9 @@ def of_type(run: Watched, kind: str) -> list[dict]:
     return [message for message in run.browser.messages if message["type"] == kind]
 
 
-def test_a_browser_that_vanishes_takes_its_video_with_it_and_the_training_forgets_it(watched, monkeypatch):
+def test_a_video_outlives_its_browser_and_is_kept_and_the_training_forgets_it(watched, monkeypatch):
     monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.1)
-    run = watched(seconds=100.0)
+    run = watched(seconds=1.0)
 
     def is_over() -> bool:
         if len(run.rendered_at) == 2:
@@ -228,3 +243,9 @@ def test_a_browser_that_vanishes_takes_its_video_with_it_and_the_training_forget
 
     run.train(is_over)
     assert not run.viewer.engine.jobs and run.video.job is None and not run.video.cancel.visible
+    assert len(imageio.imread(run.folder.path / "render/video_1/color.mp4")) == 5
+    (run.folder.path / "elsewhere").mkdir()
+    (run.folder.path / "elsewhere" / "secret.mp4").touch()
+    (run.folder.path / "render" / "link").symlink_to(run.folder.path / "elsewhere")
+    run.video._list()
+    assert run.video.listed.options == ("video_1/color.mp4",) and run.video.download.visible

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import SummaryOptions
-from nerfkit.errors import RunError
-from nerfkit.reading import read_json
 from nerfkit.training.run import files as run_files
 
 
@@ -16,7 +14,7 @@ def main(options: SummaryOptions) -> int:
     folder = options.run
     split = run_files.read_config(folder).eval.split
     file = run_files.scores_file(folder, split)
-    print(f"\n{folder}: {of_scores(file) if file.exists() else without_scores(folder)}")
+    print(f"\n{folder}: {run_files.of_scores(file) if file.exists() else without_scores(folder)}")
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / run_files.score_name(split)],
@@ -29,19 +27,6 @@ def main(options: SummaryOptions) -> int:
             if path.exists():
                 print(f"  {kind:<23} {path}")
     return 0
-
-
-def of_scores(file: Path) -> str:
-    """The scores in a file, and after which training, in a line."""
-    try:
-        metrics = read_json(file, RunError, "the scores")
-        protocol = metrics["protocol"]
-        return (
-            f"{run_files.in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
-            f"views of {protocol['size']}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
 
 
 def without_scores(folder: Path) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import http
 import io
+import json
 import logging
 import re
 import socket
@@ -135,7 +136,15 @@ class Page:
             self.server._websock_server.unregister_handler(message)
         self.server.gui.configure_theme(show_logo=False, show_share_button=False)
         self.server.gui.main_panel.dock_right()
+        self.entitle(title)
+
+    def entitle(self, title: str) -> None:
+        """Name the panel and the browser's tab."""
+        from viser import _messages
+
         self.server.gui.set_panel_label(title)
+        script = f"document.title = {json.dumps(title)}"
+        self.server._websock_server.queue_message(_messages.RunJavascriptMessage(script))
 
     @property
     def address(self) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import viser
+from viser import _messages
 
 from nerfkit.crop import Crop
 from nerfkit.errors import UserError
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
     from nerfkit.training.trainer import Trainer
 
 STATUS_SECONDS = 0.4  # between two texts
+COPY = """const text = %s;
+if (navigator.clipboard) navigator.clipboard.writeText(text);
+else {  // a page of another computer without https
+  const area = document.body.appendChild(Object.assign(document.createElement("textarea"), {value: text}));
+  area.select(); document.execCommand("copy"); area.remove();
+}"""
 
 
 @dataclass
@@ -70,6 +78,7 @@ class Session:
         self.nearest = 0, 0.0, 0.0  # view, distance, angle
         self.at_view: int | None = None  # training view that it was sent to last
         self._status_at, self._times = 0.0, []
+        self._shown: tuple[int, int] | None = None  # width and height of what it sees
         client.camera.on_update(self._moved)
 
     async def _moved(self, camera: viser.CameraHandle) -> None:
@@ -88,13 +97,17 @@ class Session:
         scale = min(1.0, self.max_side / max(width, height))
         return max(round(width * scale), 1), max(round(height * scale), 1)
 
+    def shown_look(self) -> Look:
+        """Its look with the crop of all, and the training image that it is compared with, if it is."""
+        look = replace(self.look, crop=self.state.crop)
+        if self.state.scene.photo is not None and (look.split is not None or look.output == COMPARING):
+            look = replace(look, view=self.nearest[0])
+        return look
+
     def ask(self) -> None:
         here, scene, engine = self.viewpoint(), self.state.scene, self.state.engine
-        look = replace(self.look, crop=self.state.crop)
         self.nearest = nearest_view(here.matrix, scene.cameras.camera_to_world.numpy(), scene.size)
-        if scene.photo is not None and (look.split is not None or look.output == COMPARING):
-            look = replace(look, view=self.nearest[0])
-        engine.request(self.client.client_id, Request(here, self.size(), look))
+        engine.request(self.client.client_id, Request(here, self.size(), self.shown_look()))
         if self.client.client_id not in self.state.sessions:  # it has left meanwhile
             engine.forget(self.client.client_id)
 
@@ -132,21 +145,38 @@ class Session:
 
     def show(self, image: np.ndarray, quality: int) -> None:
         self.client.scene.set_background_image(image, format="jpeg", jpeg_quality=quality)
-        now = time.perf_counter()
-        self._times = [t for t in self._times if now - t < 1] + [now]
+        self._shown = image.shape[1], image.shape[0]
+        self._times.append(time.perf_counter())
+
+    def tell_status(self, now: float) -> None:
+        """Say what is shown and what is waited for, if it is time to."""
         if self.status is None or now - self._status_at < STATUS_SECONDS:
             return
-        self._status_at = now
-        view, distance, angle = self.nearest
-        name = self.state.scene.names[view] if self.state.scene.names else str(view)
-        self.status.content = (
-            f"{image.shape[1]}x{image.shape[0]}, {len(self._times)} frames in the last second  \n"
-            f"nearest training view: {view} ({name}), {distance:.3f} away, {angle:.1f} degrees"
-        )
+        self._status_at, scene = now, self.state.scene
+        self._times = [t for t in self._times if now - t < 1]
+        lines = ["waiting for the first frame"]
+        if self._shown is not None:
+            view, distance, angle = self.nearest
+            away = distance if scene.frame is None else scene.frame.distance_to_input(distance)
+            name = scene.names[view] if scene.names else view
+            lines = [
+                f"{'{}x{}'.format(*self._shown)}, {len(self._times)} in the last second",
+                f"nearest training view: {name}, {away:.3g} scene units and {angle:.1f} degrees away",
+            ]
+        if drawing := self.state.engine.progress(self.client.client_id):
+            lines.append(f"{'{}x{}'.format(*drawing[0])} is drawn: {drawing[1]:.0%}")
+        elif self._shown is None and self.state.training is not None:
+            lines = ["waiting for the next step of the training: frames are drawn between two"]
+        if (text := "  \n".join(lines)) != self.status.content:
+            self.status.content = text
 
     def send(self, message: Any) -> None:
         """A message of viser's to this browser alone, such as on what all have in their scenes."""
         self.client._websock_connection.queue_message(message)
+
+    def copy(self, text: str) -> None:
+        """Put a text into the clipboard of who has just clicked."""
+        self.send(_messages.RunJavascriptMessage(COPY % json.dumps(text)))
 
     def tell(self, title: str, text: str) -> None:
         self.client.add_notification(title, text, auto_close_seconds=10.0)

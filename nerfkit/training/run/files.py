@@ -14,7 +14,7 @@ from nerfkit import config as config_module
 from nerfkit.config import Config
 from nerfkit.config.files import read_toml
 from nerfkit.errors import RunError
-from nerfkit.reading import read_regular, shown, why_missing
+from nerfkit.reading import read_json, read_regular, shown, why_missing
 
 RUN_FORMAT = 1  # of all files of a run, in its scene.json: another one where this nerfkit cannot read what they hold
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
@@ -127,3 +127,16 @@ def in_one_line(metrics: dict[str, Any]) -> str:
     share = metrics.get("share_of_pixels", 1)
     of = "" if share > MOST_PIXELS else f" of the {share:.0%} of pixels that count"
     return f"PSNR {metrics['psnr']:.2f} dB{of}{others}, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
+
+
+def of_scores(file: Path) -> str:
+    """The scores in a file, and after which training, in a line."""
+    try:
+        metrics = read_json(file, RunError, "the scores")
+        protocol = metrics["protocol"]
+        return (
+            f"{in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
+            f"views of {protocol['size']}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None

@@ -7,8 +7,10 @@ import math
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ import torch
 import viser
 
 from nerfkit.errors import UserError
-from nerfkit.reading import typed
-from nerfkit.rendering.images import probe_video, video_writer
+from nerfkit.reading import read_regular, typed
+from nerfkit.rendering import paths
+from nerfkit.rendering.images import png_bytes, probe_video, video_writer
 from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.training.run.files import PATHS
-from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser
+from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser, vertical_fov
 from nerfkit.viewer.limits import within_limits
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
@@ -29,8 +32,12 @@ from nerfkit.viewer.session import Session, State
 COLOR, CHOSEN = (230, 120, 20), (220, 30, 30)
 CURVE_POINTS = 200
 PREVIEW_SECONDS = 1 / 30  # between two cameras of a preview
+PRESETS = ("Orbit", "Spiral", "Views")
+PRESET_KEYS, MOST_VIEWS = 12, 50  # keyframes of a turn, of a path through training views
+PRESET_SECONDS = 0.5  # between two
 NONE, NOTHING = "none", "no file"
-VIDEO = "nerfkit.mp4"
+RENDER, STILLS = "render", "render/still_*"  # folders in a run folder
+MAX_DOWNLOAD = 2**31  # bytes
 
 
 class PathPanel:
@@ -74,7 +81,8 @@ class PathPanel:
         keys = self.path.keyframes
         chosen = min(self.chosen if chosen is None else chosen, len(keys) - 1)
         self.which.options = tuple(map(str, range(len(keys)))) or (NONE,)
-        self.fov.disabled = self.seconds.disabled = not keys
+        for control in (self.which, self.actions, self.fov, self.seconds, self.play):
+            control.visible = bool(keys)
         if keys:
             self.which.value = str(max(chosen, 0))
             self.fov.value = round(math.degrees(keys[chosen].fov), 2)
@@ -109,8 +117,9 @@ class PathPanel:
 
     def _add_keyframes(self, gui: viser.GuiApi) -> None:
         add = gui.add_button("Add this view", hint="Behind the keyframe that is chosen")
+        presets = gui.add_button_group("Instead", PRESETS, hint="A path about the scene, or through the training views")
         self.which = gui.add_dropdown("Keyframe", (NONE,))
-        actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete"))
+        self.actions = actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete"))
         self.fov = gui.add_number("Field of view", 50.0, min=1.0, max=170.0, step=0.5, hint="Vertical, in degrees")
         self.seconds = gui.add_number("Seconds to next", 2.0, min=LIMITS[0], max=LIMITS[1], step=0.1)
         self.text = gui.add_markdown("")
@@ -122,6 +131,7 @@ class PathPanel:
                 self.fill()
 
         self.state.on(lambda session: self._act("Add", session), add.on_click)
+        self.state.on(lambda session: self._replace(presets.value), presets.on_click)
         self.state.on(lambda session: self._act(actions.value, session), actions.on_click)
         self.state.on(lambda session: self.fill(), self.which.on_update)
         self.state.on(changed, self.fov.on_update, self.seconds.on_update)
@@ -144,12 +154,29 @@ class PathPanel:
             keys.insert(at, key)
         self.fill(at)
 
+    def _replace(self, preset: str) -> None:
+        """Take a path that goes about what the training views look at, or through them."""
+        scene = self.state.scene
+        like, target, up = scene.cameras, torch.tensor(scene.box.mean(0)).float(), torch.tensor(scene.up)
+        if preset == "Views":
+            cameras = like[torch.arange(0, len(like), -(-len(like) // MOST_VIEWS))]
+        elif not paths.views_surround(like, target, up):
+            cameras = paths.sway(like, target, up, PRESET_KEYS)
+        elif preset == "Spiral":
+            cameras = paths.spiral(like, target, up, 2 * PRESET_KEYS)
+        else:
+            cameras = paths.orbit(like, target, up, PRESET_KEYS, paths.mean_elevation(like, target, up))
+        fov, poses = vertical_fov(like, 0), cameras.camera_to_world.double().numpy()
+        self.path.keyframes = [Keyframe(pose, fov, PRESET_SECONDS) for pose in poses]
+        self.path.loop, self.playing = preset != "Views", None
+        self.fill(0)
+
     def _add_path(self, gui: viser.GuiApi) -> None:
         self.loop = gui.add_checkbox("Loop", False, hint="From the last keyframe back to the first")
         self.fps = gui.add_number("Frames a second", 30, min=1, max=120, step=1)
         self.width = gui.add_number("Width", 1280, min=16, max=8192, step=2)
         self.height = gui.add_number("Height", 720, min=16, max=8192, step=2)
-        play = gui.add_button_group("Preview", ("Play", "Stop"))
+        self.play = play = gui.add_button_group("Preview", ("Play", "Stop"))
 
         def changed(session: Session) -> None:
             self.path.loop, self.path.fps = bool(self.loop.value), int(self.fps.value)
@@ -197,8 +224,7 @@ class PathFiles:
         if folder is None:
             raise UserError("there is no run folder to keep a path in")
         kept = folder.child(PATHS, "paths")
-        number = next(i for i in range(1, 10**6) if not (kept.path / f"{stem}_{i}.json").exists())
-        name = f"{stem}_{number}.json"
+        name = f"{free(kept.path, stem)}.json"
         kept.write(name, path.to_json(self.state.scene.frame))
         self._list()
         return kept.path / name
@@ -208,7 +234,7 @@ class PathFiles:
 
     def _download(self, session: Session, path: CameraPath) -> None:
         content = path.to_json(self.state.scene.frame)
-        session.client.send_file_download("camera_path.json", content.encode(), save_immediately=True)
+        send_file(session, "camera_path.json", content.encode())
 
     def _load(self, session: Session) -> None:
         if self.listed.value == NOTHING:
@@ -232,12 +258,10 @@ class PathFiles:
     def _command(self, session: Session) -> None:
         here = session.viewpoint()
         file = self.keep("view", CameraPath([Keyframe(here.matrix, here.fov)], fps=1, size=session.size()))
-        command = typed("nerfkit", "render", self.state.scene.folder.path, "--path", file)
+        command = typed("nerfkit", "render", self.state.scene.folder.path.resolve(), "--path", file.resolve())
         print(command, flush=True)
-        gui = session.client.gui
-        with gui.add_modal("This view as a command") as modal:
-            gui.add_text("Command", command, multiline=True)
-            self.state.on(lambda session: modal.close(), gui.add_button("Close").on_click)
+        session.copy(command)
+        session.tell("Copied", command)
 
     def _list(self) -> None:
         folder = self.state.scene.folder
@@ -246,60 +270,112 @@ class PathFiles:
 
 
 class VideoControls:
-    """Renders the path of a panel to an MP4, one at a time, for the client that asked, until it leaves."""
+    """Renders the path of a panel to an MP4, or what a browser sees to a PNG, one at a time, and keeps it in the run
+    folder, where it is offered for download, also to browsers that come later."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
         self.job: Iterator[None] | None = None  # of the engine
         self.start = gui.add_button("Render video", hint="With the output and crop that you see now")
+        self.still = gui.add_button("Render this view", hint="One picture of the width and height above")
         self.bar = gui.add_progress_bar(0.0, visible=False)
         self.cancel = gui.add_button("Cancel", visible=False)
+        self.listed = gui.add_dropdown("Rendered", (NOTHING,))
+        self.download = gui.add_button("Download")
         state.on(lambda session: state.do_later(session, self._start), self.start.on_click)
+        state.on(lambda session: state.do_later(session, self._start, session.viewpoint()), self.still.on_click)
         state.on(lambda session: state.later(self._stop), self.cancel.on_click)
+        state.on(lambda session: state.do_later(session, self._download), self.download.on_click)
+        self._list()
 
     def _stop(self) -> None:
-        self.state.engine.drop_job(self.job)
-        self._show(None)
-
-    def _start(self, session: Session) -> None:
-        path, scene = self.panel.path.copy(), self.state.scene
         if self.job is not None:
-            raise UserError("another video is being rendered; wait for it, or cancel it")
-        if not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
+            self.state.engine.drop_job(self.job)
+
+    def _start(self, session: Session, still: Viewpoint | None = None) -> None:
+        path, scene = self.panel.path.copy(), self.state.scene
+        look = session.shown_look()
+        if self.job is not None:
+            raise UserError("another one is being rendered; wait for it, or cancel it")
+        if still is not None:
+            path.keyframes = [Keyframe(still.matrix, still.fov)]
+        elif not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
             raise UserError(f"the path has {path.n_frames} frames; add views to it, {MAX_FRAMES} frames at most")
-        if session.look.output == COMPARING:
+        elif look.output == COMPARING:
             raise UserError("errors are against a training image, of which a path has none; choose another output")
-        if why := probe_video():
+        elif why := probe_video():
             raise UserError(f"videos cannot be written here ({why})")
+        else:
+            look = replace(look, split=None, view=None)
         if self.state.training is not None:  # which would go on meanwhile
             scene = replace(scene, model=deepcopy(scene.model))
-        look = replace(session.look, crop=self.state.crop, split=None, view=None)
-        job = self._frames(session, path, scene, look)
-        self._show(job)
-        self.state.engine.add_job(job)
+        self.job = self._frames(session.client.client_id, path, scene, look, still is not None)
+        self._show()
+        self.state.engine.add_job(self.job)
 
-    def _frames(self, session: Session, path: CameraPath, scene: ViewerScene, look: Look) -> Iterator[None]:
-        """A job of the engine: renders frame after frame, a chunk of rays at a time, and sends the video."""
+    def _frames(self, client: int, path: CameraPath, scene: ViewerScene, look: Look, is_still: bool) -> Iterator[None]:
+        """A job of the engine: renders frame after frame, a chunk of rays at a time; who asked gets the file."""
         try:
             with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / VIDEO
-                with video_writer(file, path.fps) as add:
+                file = Path(folder) / "rgb.mp4"
+                with nullcontext() if is_still else video_writer(file, path.fps) as add:
                     for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
                         frame = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look)
                         done = 0
                         while done < frame.n_rays:
                             done = frame.render(done, done + self.state.engine.chunk.rays)
+                            self.bar.value = 100 * (index + done / frame.n_rays) / path.n_frames
                             yield
-                            if session.client.client_id not in self.state.sessions:
-                                return
-                        add(torch.from_numpy(frame.finish()).float() / 255)
-                        self.bar.value = 100 * (index + 1) / path.n_frames
-                session.client.send_file_download(VIDEO, file.read_bytes())
+                        image = torch.from_numpy(frame.finish()).float() / 255
+                        if add is not None:
+                            add(image)
+                content = file.read_bytes() if add is not None else png_bytes(image)
+            name = self._keep(
+                "still" if is_still else "video", f"{look.output}{'.png' if is_still else '.mp4'}", content
+            )
+            if (session := self.state.sessions.get(client)) is not None:
+                send_file(session, name, content)
+                session.tell("Rendered", f"{name}, {len(content) / 1e6:.1f} MB")
         finally:
-            self._show(None)
+            self.job = None
+            self._show()
 
-    def _show(self, job: Iterator[None] | None) -> None:
-        """Show that a video is rendered, or that none is."""
-        self.job, self.bar.value = job, 0.0
-        self.bar.visible = self.cancel.visible = job is not None
-        self.start.visible = job is None
+    def _keep(self, stem: str, name: str, content: bytes) -> str:
+        """Write what was rendered into a folder of its own; returns the file's name within `render`, or on the page."""
+        folder = self.state.scene.folder
+        if folder is None:
+            return name
+        place = free(folder.path / RENDER, stem)
+        folder.child(f"{RENDER}/{place}", "rendering").write(name, content)
+        self._list(f"{place}/{name}")
+        return f"{place}/{name}"
+
+    def _list(self, newest: str = "") -> None:
+        folder = self.state.scene.folder
+        files = [] if folder is None else [*folder.path.glob(f"{RENDER}/*/*.mp4"), *folder.path.glob(f"{STILLS}/*.png")]
+        # Not through links: a run may come from anywhere, and its links lead anywhere.
+        own = [file for file in files if file.resolve() == folder.path.resolve() / file.relative_to(folder.path)]
+        self.listed.options = tuple(sorted(f"{file.parent.name}/{file.name}" for file in own)) or (NOTHING,)
+        self.listed.value = newest or self.listed.options[-1]
+        self.listed.visible = self.download.visible = bool(own)
+
+    def _download(self, session: Session) -> None:
+        file = self.state.scene.folder.path / RENDER / self.listed.value
+        send_file(session, self.listed.value, read_regular(file, MAX_DOWNLOAD, "what was rendered"))
+
+    def _show(self) -> None:
+        """Show whether something is rendered."""
+        self.bar.value = 0.0
+        self.bar.visible = self.cancel.visible = self.job is not None
+        self.start.visible = self.still.visible = self.job is None
+
+
+def send_file(session: Session, name: str, content: bytes) -> None:
+    """Have a browser save a file, whose name on this computer may have folders."""
+    session.client.send_file_download(name.replace("/", "_"), content, save_immediately=True)
+
+
+def free(folder: Path, stem: str) -> str:
+    """A name of a file or folder that is not there yet: the stem and a number."""
+    taken = {path.stem for path in folder.glob(f"{stem}_*")}
+    return next(name for i in count(1) if (name := f"{stem}_{i}") not in taken)

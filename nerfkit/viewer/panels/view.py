@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import viser
 
+from nerfkit.training.run.files import of_scores, scores_file
 from nerfkit.viewer.frames import COLORMAPS, COMPARING, OUTPUTS
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
@@ -28,7 +29,7 @@ def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
     """Show a client what is drawn for it, of which view, and how fast."""
     gui = session.client.gui
     with tab:
-        session.status = gui.add_markdown("...")
+        session.status = gui.add_markdown("")
         _add_outputs(gui, session)
         _add_views(gui, session)
         for note in session.state.scene.notes:
@@ -122,12 +123,15 @@ class RunPanel:
 
     def _progress(self) -> str:
         state, trainer = self.state, self.state.training
+        folder, split = state.scene.folder, state.scene.config.eval.split
+        if trainer is None and folder is not None and (scores := scores_file(folder.path, split)).exists():
+            return f"**trained**: {of_scores(scores)}"
         line = next((line for line in reversed(state.scene.history) if "loss" in line), {})
         step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
         parts = [f"step {step} of {state.scene.config.trainer.steps}", f"{seconds:.0f} s of training"]
         if "psnr" in line:
             parts.append(f"PSNR {line['psnr']:.2f} dB on training rays")
-        doing = "paused" if state.paused else "training" if trainer else "not training"
+        doing = "paused" if state.paused else "training" if trainer else "trained, not scored"
         return f"**{doing}**: {', '.join(parts)}  \nmemory: {memory_in_use(state.scene.background.device)}"
 
     def _plot(self) -> None:
