@@ -23,7 +23,7 @@ from nerfkit.crop import Crop, read_crop
 from nerfkit.device import seed_everything
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.paths import CameraPath, Keyframe, read_path
+from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
@@ -150,6 +150,19 @@ def test_a_click_on_a_training_camera_goes_there_and_next_goes_on(viewer, browse
     assert session.current_view() == 7
 
 
+def test_a_click_says_how_deep_it_is_there(viewer, browser, session):
+    scene, pose = viewer.scene, viewer.scene.cameras.camera_to_world[1]
+    click = {"type": "ScenePointerMessage", "event_type": "click", "screen_pos": [[0.5, 0.5]], "modifier": None}
+    for direction in ([float("nan")] * 3, (-pose[:, 2]).tolist()):
+        browser.tell(click | {"ray_origin": pose[:, 3].tolist(), "ray_direction": direction})
+    text = wait_for(lambda: "deep" in session.probed.content and session.probed.content)
+    cameras = pinholes([pose], [1e-3], (1, 1))
+    depth = float(ImageRenderer(scene.model, scene.background)(cameras, 0, ("depth",))["depth_ray"])
+    assert f" {depth:.3g}" in text
+    browser.tell(click | {"ray_origin": pose[:, 3].tolist(), "ray_direction": pose[:, 2].tolist()})  # backwards
+    wait_for(lambda: "nothing" in session.probed.content)
+
+
 def test_the_crop_is_drawn_and_kept(viewer, browser, folder):
     whole = at(browser)
     panel = viewer.panels.crop
@@ -182,6 +195,18 @@ def test_a_path_is_kept_rendered_and_played(viewer, browser, session, folder):
     panel.playing = (session.client.client_id, None)
     wait_for(lambda: panel.playing is None)
     assert np.allclose(session.client.camera.position, (0.5, 2.5, 1.0), atol=0.2)
+
+
+def test_presets_go_about_the_scene_or_through_its_views(viewer):
+    panel, positions = viewer.panels.path, viewer.scene.cameras.positions.numpy()
+    middle = viewer.scene.box.mean(0)
+    for preset, loop in (("Orbit", True), ("Spiral", True), ("Views", False)):
+        panel._replace(preset)
+        eyes = panel.path.cameras().positions.numpy()
+        assert panel.path.loop is loop and panel.actions.visible and len(eyes) > 60
+        way = np.linalg.norm(positions - middle, axis=1).mean()
+        assert not loop or np.linalg.norm(eyes - middle, axis=1) == pytest.approx(way, rel=1e-3)
+    assert np.allclose(eyes[[0, -1]], positions[[0, -1]], atol=1e-4)
 
 
 def test_an_error_in_a_panel_is_told_and_the_viewer_goes_on(viewer, browser, capfd):

@@ -26,10 +26,10 @@ from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.stages import Decoder
 from nerfkit.rendering.images import colorize
-from nerfkit.rendering.paths import CameraPath, Keyframe
+from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import ModelFrame, depth_range, nearest_view, viewpoint
+from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, depth_range, nearest_view, viewpoint
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
@@ -115,6 +115,27 @@ def test_a_picture_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown,
     frame = ModelFrame(shown, here, 50, 30, session.shown_look())
     frame.render(0, frame.n_rays)
     assert name == f"{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
+
+
+def test_what_no_training_view_saw_fades_in_the_viewer(shown):
+    """What the one training view shows is as it is rendered; around it is gray, in a wider picture from there."""
+    pose, images = pose_of((2.5, 0.5, 1.0), (0.0, 0, 0)), {}
+    shown.cameras = pinholes([pose], [0.7], (64, 64))
+    for fov in (0.7, 1.2):
+        for fades in (False, True):
+            frame = ModelFrame(shown, Viewpoint.of(pose, fov), 64, 64, Look(fades=fades))
+            frame.render(0, frame.n_rays)
+            images[fov, fades] = frame.finish()
+    assert np.array_equal(images[0.7, True], images[0.7, False])
+    assert np.array_equal(images[1.2, True][20:44, 20:44], images[1.2, False][20:44, 20:44])
+    assert (images[1.2, True][0] == round(0.35 * 255)).all()
+
+
+@pytest.mark.parametrize("name, level", [("of the run", 255), ("gray", 128), ("black", 0)])
+def test_the_background_is_what_was_asked_for(shown, name, level):
+    away = ModelFrame(shown, viewpoint((1.0, 0, 0, 0), (0.0, 0, 9.0), 0.7), 4, 4, Look(background=name))
+    away.render(0, 16)
+    assert (away.finish() == level).all()
 
 
 def test_there_is_no_video_of_errors(session, video):

@@ -30,7 +30,10 @@ OUTPUTS = {  # of a look -> what the renderer is asked for
 }  # fmt: skip
 COLORMAPS = ("turbo", "viridis", "inferno", "gray")
 BRIGHTEST_ERROR = 0.25  # mean of the channels' differences
-NO_PHOTO = 0.35  # gray where the training image has no pixel
+NO_PHOTO = 0.35  # gray where the training image has no pixel, or no training image has one
+BACKGROUNDS = {"of the run": None, "white": 1.0, "gray": 0.5, "black": 0.0}
+FADE_SIDE, FADE_WIDTH = 96, 4  # longer side of the picture of what cameras saw, and how wide its edge fades [pixels]
+FAR = 100.0  # where nothing is seen, in sizes of the scene
 SPLIT_LINE = (1.0, 0.8, 0.1)
 FOREGROUND = 0.5  # opacity above which a pixel has a depth
 QUANTILES = (0.02, 0.98)  # of the depths, ends of an automatic range
@@ -101,6 +104,8 @@ class Look:
     view: int | None = None  # training image that the frame is compared with, in an error or a split screen
     split: float | None = None  # share of the width, from the left, that is the rendering; the rest is that image
     crop: Crop | None = None  # nothing outside of it is rendered
+    background: str = "of the run"  # of BACKGROUNDS
+    fades: bool = False  # whether what no training camera saw fades to gray
 
 
 class ModelFrame:
@@ -108,10 +113,13 @@ class ModelFrame:
 
     def __init__(self, scene: ViewerScene, viewpoint: Viewpoint, width: int, height: int, look: Look):
         self.scene, self.look, self.size, self.n_rays = scene, look, (width, height), width * height
-        self.device = scene.background.device
+        self.device, self.viewpoint = scene.background.device, viewpoint
         self.cameras = viewpoint.cameras(width, height).to(self.device)
-        self.renderer = ImageRenderer(scene.model, scene.background, chunk=MAX_CHUNK, stays_on_device=True)
-        self.outputs = (OUTPUTS[look.output], *(["depth"] if look.view is not None else []))
+        level = BACKGROUNDS[look.background]
+        background = scene.background if level is None else torch.full_like(scene.background, level)
+        self.renderer = ImageRenderer(scene.model, background, chunk=MAX_CHUNK, stays_on_device=True)
+        self.fades = look.fades and look.output == "color"
+        self.outputs = (OUTPUTS[look.output], *(["depth"] if self.fades or look.view is not None else []))
         self.parts: list[dict[str, Tensor]] = []
 
     def render(self, start: int, end: int) -> int:
@@ -129,6 +137,8 @@ class ModelFrame:
         values = {name: torch.cat([part[name] for part in self.parts]) for name in self.parts[0]}
         values = {name: value.unflatten(0, (height, width)) for name, value in values.items()}
         image = self._image(values)  # [H, W, 3]
+        if self.fades:
+            image = self._faded(image, values)
         if look.view is not None:
             photo, known = self._photo(values)
             if look.output == COMPARING:
@@ -148,6 +158,19 @@ class ModelFrame:
             ends = self.look.depth_range or depth_range(values["depth_ray"], values["opacity"])
             return preview("depth_ray", values, ends, colormap)
         return preview(output, values, (0.0, 1.0))
+
+    def _faded(self, image: Tensor, values: dict[str, Tensor]) -> Tensor:
+        """Gray where no training camera saw what is there: the field has learnt nothing of it, and ends in steps."""
+        scale = min(FADE_SIDE / max(self.size), 1.0)
+        width, height = (max(round(side * scale), 1) for side in self.size)
+        rays = self.viewpoint.cameras(width, height).to(self.device).image_rays(0)
+        depth, opacity = (F.interpolate(values[name][None, None], (height, width)) for name in ("depth_ray", "opacity"))
+        depth = torch.where(opacity > FOREGROUND, depth, FAR * self.scene.size).view(-1, 1)
+        seen = self.scene.saw(rays.origins + rays.directions * depth).view(1, 1, height, width).float()
+        sides, kernel = (FADE_WIDTH,) * 4, 2 * FADE_WIDTH + 1
+        share = F.avg_pool2d(F.pad(seen, sides, mode="replicate"), kernel, stride=1) * 2 - 1  # 0 at the edge
+        share = F.interpolate(share.clamp(min=0), self.size[::-1], mode="bilinear")[0, 0, :, :, None]
+        return NO_PHOTO + share * (image - NO_PHOTO)
 
     def _photo(self, values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The training image as it is seen on the rendered surface [H, W, 3], and where it has a pixel [H, W].

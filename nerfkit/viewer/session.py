@@ -11,13 +11,26 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import viser
 from viser import _messages
 
 from nerfkit.crop import Crop
 from nerfkit.errors import UserError
+from nerfkit.rendering.paths import look_at
 from nerfkit.viewer.engine import Engine, Request
-from nerfkit.viewer.frames import COMPARING, Look, Viewpoint, in_browser, nearest_view, vertical_fov, viewpoint
+from nerfkit.viewer.frames import (
+    COMPARING,
+    FOREGROUND,
+    Look,
+    ModelFrame,
+    Viewpoint,
+    in_browser,
+    nearest_view,
+    rotation_of,
+    vertical_fov,
+    viewpoint,
+)
 from nerfkit.viewer.pacing import Sharing
 from nerfkit.viewer.scene import ViewerScene
 
@@ -25,6 +38,7 @@ if TYPE_CHECKING:
     from nerfkit.training.trainer import Trainer
 
 STATUS_SECONDS = 0.4  # between two texts
+PROBE_FOV = 1e-3  # radians, of the one pixel whose depth is asked for
 COPY = """const text = %s;
 if (navigator.clipboard) navigator.clipboard.writeText(text);
 else {  // a page of another computer without https
@@ -44,6 +58,7 @@ class State:
     sharing: Sharing = field(default_factory=Sharing)  # of time, between it and drawing
     paused: bool = False
     initial_camera: Any = None  # of the page
+    turn: float = 1.0  # how far ahead the point is about which cameras turn [model units]
     max_side: int = 1280  # of a frame [pixels]
 
     def on(self, do: Callable[[Session], object], *events: Callable) -> None:
@@ -73,8 +88,11 @@ class State:
 class Session:
     def __init__(self, client: viser.ClientHandle, state: State):
         self.client, self.state = client, state
-        self.look, self.max_side = Look(), state.max_side  # of a frame [pixels]
-        self.status: Any = None  # where a line about the frames is shown
+        self.look, self.max_side = Look(fades=state.scene.has_edge), state.max_side  # of a frame [pixels]
+        self.status: Any = None  # where lines about the frames are shown
+        self.probed: Any = None  # where the depth of a click is
+        self.clicked: tuple[Any, Any] | None = None  # origin and direction of a ray
+        self.fov: Any = None  # the control of its field of view
         self.nearest = 0, 0.0, 0.0  # view, distance, angle
         self.at_view: int | None = None  # training view that it was sent to last
         self._status_at, self._times = 0.0, []
@@ -133,15 +151,25 @@ class Session:
         camera, (wxyz, position) = self.client.camera, in_browser(pose)
         with self.client.atomic():
             camera.position, camera.wxyz, camera.fov = position, wxyz, fov
+        self.fov.value = math.degrees(fov)
 
     def reset(self) -> None:
         initial, camera, self.at_view = self.state.initial_camera, self.client.camera, None
         with self.client.atomic():
             camera.up_direction, camera.position = initial.up, initial.position
             camera.look_at, camera.fov = initial.look_at, initial.fov
+        self.fov.value = math.degrees(initial.fov)
 
     def level(self) -> None:
         self.client.camera.up_direction = np.array(self.state.scene.up)
+
+    def set_up(self) -> None:
+        self.client.camera.up_direction = -rotation_of(self.client.camera.wxyz)[:, 1]
+
+    def turn_about(self, share: float) -> None:
+        """Have the mouse turn the camera about a point ahead, at a share of the way to where it turns at first."""
+        camera = self.client.camera
+        camera.look_at = camera.position + rotation_of(camera.wxyz)[:, 2] * self.state.turn * share
 
     def show(self, image: np.ndarray, quality: int) -> None:
         self.client.scene.set_background_image(image, format="jpeg", jpeg_quality=quality)
@@ -153,6 +181,9 @@ class Session:
         if self.status is None or now - self._status_at < STATUS_SECONDS:
             return
         self._status_at, scene = now, self.state.scene
+        if self.clicked is not None:
+            ray, self.clicked = self.clicked, None
+            self.say_depth(*ray)
         self._times = [t for t in self._times if now - t < 1]
         lines = ["waiting for the first frame"]
         if self._shown is not None:
@@ -177,6 +208,25 @@ class Session:
     def copy(self, text: str) -> None:
         """Put a text into the clipboard of who has just clicked."""
         self.send(_messages.RunJavascriptMessage(COPY % json.dumps(text)))
+
+    def say_depth(self, origin: Any, direction: Any) -> None:
+        """Say how deep it is, and where, along a ray in which somebody has clicked."""
+        scene, camera = self.state.scene, self.client.camera
+        ends = torch.tensor(np.array([origin, np.add(origin, direction)]), dtype=torch.float32)  # [2, 3]
+        up = torch.tensor(-rotation_of(camera.wxyz)[:, 1], dtype=torch.float32)
+        if not ends.isfinite().all():
+            raise UserError("the browser's click is nowhere: it is not finite")
+        here = Viewpoint.of(look_at(ends[:1], ends[1], up)[0].numpy(), PROBE_FOV)
+        frame = ModelFrame(scene, here, 1, 1, Look("depth", crop=self.state.crop))
+        frame.render(0, 1)
+        depth, opacity = (frame.parts[0][name].item() for name in ("depth_ray", "opacity"))
+        if not opacity > FOREGROUND:
+            self.probed.content = "clicked: nothing is there"
+            return
+        place = here.matrix[:, 3] - here.matrix[:, 2] * depth
+        if scene.frame is not None:
+            depth, place = scene.frame.distance_to_input(depth), scene.frame.to_input(place)
+        self.probed.content = f"clicked: {depth:.4g} scene units deep, at {', '.join(f'{x:.4g}' for x in place)}"
 
     def tell(self, title: str, text: str) -> None:
         self.client.add_notification(title, text, auto_close_seconds=10.0)

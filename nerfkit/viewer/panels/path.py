@@ -159,7 +159,7 @@ class PathPanel:
         scene = self.state.scene
         like, target, up = scene.cameras, torch.tensor(scene.box.mean(0)).float(), torch.tensor(scene.up)
         if preset == "Views":
-            cameras = like[torch.arange(0, len(like), -(-len(like) // MOST_VIEWS))]
+            cameras = like[:: -(-len(like) // MOST_VIEWS)]
         elif not paths.views_surround(like, target, up):
             cameras = paths.sway(like, target, up, PRESET_KEYS)
         elif preset == "Spiral":

@@ -26,6 +26,7 @@ MAX_FRUSTA = 1000  # evenly spaced among more cameras
 THUMBNAIL = 96  # longer side at most [pixels]
 HANDLE_SIZE, POINT_SIZE = 0.12, 0.002  # of the scene's
 SIZES = np.array([0.005, 0.05])  # of frusta, least and most, of the scene's
+NEAR_CAMERAS = 3.0  # of the spread of the training cameras, how far ahead of one the point may be about which it turns
 SHARE_OF_SPACING = 0.25  # of the way to the nearest other camera, as the size of a frustum
 HINTS = {"Cameras": "Click one to go there", "Box": "The box that the model fills"}
 CAMERA_COLOR, CROP_COLOR, BOX_COLOR = (40, 90, 200), (220, 60, 60), (255, 190, 40)
@@ -52,11 +53,14 @@ class CamerasPanel:
             state.engine.add_job(self._thumbnails())
 
     def _start_camera(self, server: viser.ViserServer) -> None:
-        """Where a browser's camera is at first: at the first training view, looking at the middle of the box."""
+        """Where a browser's camera is at first: at the first training view, turning about what is looked at, or about
+        a nearer point where all views are from one side: else a short drag would lead away from them."""
         scene, initial = self.state.scene, server.initial_camera
         position = scene.cameras.positions[0].numpy()
         forward = -scene.cameras.camera_to_world[0, :, 2].numpy()
         depth = max(float(forward @ (scene.box.mean(0) - position)), 0.1 * self.size)
+        spread = float((scene.cameras.positions - scene.cameras.positions.mean(0)).norm(dim=-1).square().mean().sqrt())
+        self.state.turn = depth = min(depth, NEAR_CAMERAS * spread) if spread > 0 else depth
         server.scene.set_up_direction(scene.up)
         initial.position, initial.look_at, initial.up = position, position + forward * depth, np.array(scene.up)
         initial.fov = vertical_fov(scene.cameras, 0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import viser
 
 from nerfkit.training.run.files import of_scores, scores_file
-from nerfkit.viewer.frames import COLORMAPS, COMPARING, OUTPUTS
+from nerfkit.viewer.frames import BACKGROUNDS, COLORMAPS, COMPARING, OUTPUTS, vertical_fov
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
@@ -23,67 +24,107 @@ CURVES = {
     "rays_per_second": "rays per second",
 }
 BLUE = "#2a5ac8"
+FLYING = 0.02  # of the way to what is seen, about which a flying camera turns
+KEYS = """Drag: turn. Right button: move sideways. Wheel: nearer, farther.
+W A S D: forward, left, back, right. Q E: down, up. Arrows: turn.
+Click: how deep it is there."""
 
 
 def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
     """Show a client what is drawn for it, of which view, and how fast."""
     gui = session.client.gui
     with tab:
-        session.status = gui.add_markdown("")
+        session.status, session.probed = gui.add_markdown(""), gui.add_markdown("")
         _add_outputs(gui, session)
         _add_views(gui, session)
         for note in session.state.scene.notes:
             gui.add_markdown(f"*{note}*")
 
 
+def add_probe(server: viser.ViserServer, state: State) -> None:
+    """A click asks how deep it is there."""
+
+    async def clicked(event: viser.SceneClickEvent) -> None:
+        if (session := state.sessions.get(event.client_id)) is not None:
+            session.clicked = event.ray_origin, event.ray_direction
+            state.later(lambda: None)
+
+    server.scene.on_click()(clicked)
+
+
 def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
-    has_photos, far = session.state.scene.photo is not None, _far(session.state.scene)
+    scene = session.state.scene
+    has_photos, far = scene.photo is not None, _far(scene)
     names = [name for name in OUTPUTS if name != COMPARING or has_photos]
     output = gui.add_dropdown("Output", names, initial_value="color")
     colormap = gui.add_dropdown("Colors", COLORMAPS, initial_value=session.look.colormap)
     auto = gui.add_checkbox("Automatic range", True, hint="Colors from the nearest to the farthest depth in sight")
     depths = gui.add_multi_slider(
-        "Depths", 0.0, far, far / 200, (0.0, far), disabled=True, hint="Ends of the colors of depth [model units]"
+        "Depths", 0.0, far, far / 200, (0.0, far), hint="Ends of the colors of depth [model units]"
     )
-    split = gui.add_checkbox(
-        "Split screen", False, disabled=not has_photos,
-        hint="The nearest training image on the right, as seen from here",
-    )  # fmt: skip
-    at = gui.add_slider("Split at", 0.0, 1.0, 0.01, 0.5, disabled=True)
+    background = gui.add_dropdown("Background", tuple(BACKGROUNDS))
+    fades = gui.add_checkbox("Fade", session.look.fades, hint="Gray where no training camera saw what is there")
+    split = gui.add_checkbox("Split screen", False, hint="The nearest training image on the right, as seen from here")
+    at = gui.add_slider("Split at", 0.0, 1.0, 0.01, 0.5)
     side = gui.add_slider(
         "Largest side", 64, 2048, 32, min(session.max_side, 2048), hint="Of frames, in pixels; less is faster"
     )
 
+    def show() -> None:
+        """Of the controls, those that do something."""
+        is_depth = output.value == "depth"
+        colormap.visible = is_depth or output.value in ("samples", COMPARING)
+        auto.visible, depths.visible = is_depth, is_depth and not auto.value
+        background.visible, fades.visible = output.value == "color", output.value == "color" and scene.has_edge
+        split.visible, at.visible = has_photos, bool(split.value)
+
     def changed(session: Session) -> None:
         session.max_side = int(side.value)
-        depths.disabled, at.disabled = auto.value, not split.value
+        show()
         session.change(
             output=output.value,
             colormap=colormap.value,
             depth_range=None if auto.value else tuple(depths.value),
             split=at.value if split.value else None,
+            background=background.value,
+            fades=bool(fades.value),
         )
 
-    session.state.on(changed, *(handle.on_update for handle in (output, colormap, auto, depths, split, at, side)))
+    show()
+    controls = (output, colormap, auto, depths, background, fades, split, at, side)
+    session.state.on(changed, *(control.on_update for control in controls))
 
 
 def _add_views(gui: viser.GuiApi, session: Session) -> None:
     steps = gui.add_button_group("Training view", ("Previous", "Nearest", "Next"))
     camera = gui.add_button_group(
-        "Camera", ("Reset", "Level"), hint="Back to where it started; or upright again, where it is"
-    )
+        "Camera", ("Reset", "Level", "Set up"),
+        hint="Back to where it started; upright again, where it is; what is upwards now becomes the scene's up",
+    )  # fmt: skip
+    mouse = gui.add_button_group("Mouse", ("Orbit", "Fly"), hint="Dragging goes around what is seen, or looks around")
+    session.fov = fov = gui.add_slider(
+        "Field of view", 5.0, 120.0, 0.5, round(math.degrees(vertical_fov(session.state.scene.cameras, 0)), 1),
+        hint="Vertical, in degrees",
+    )  # fmt: skip
+    with gui.add_folder("Keys and mouse", expand_by_default=False):
+        gui.add_markdown(KEYS)
 
     def step(session: Session) -> None:
         by = {"Previous": -1, "Nearest": 0, "Next": 1}[steps.value]
         session.go_to((session.current_view() + by) % len(session.state.scene.cameras))
 
+    do = {"Reset": Session.reset, "Level": Session.level, "Set up": Session.set_up}
     session.state.on(step, steps.on_click)
-    session.state.on(lambda session: session.reset() if camera.value == "Reset" else session.level(), camera.on_click)
+    session.state.on(lambda session: do[camera.value](session), camera.on_click)
+    session.state.on(lambda session: session.turn_about(FLYING if mouse.value == "Fly" else 1.0), mouse.on_click)
+    session.state.on(lambda session: setattr(session.client.camera, "fov", math.radians(fov.value)), fov.on_update)
 
 
 def _far(scene: ViewerScene) -> float:
-    """A depth behind everything."""
-    return 2 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max())
+    """A depth behind everything, a round number."""
+    far = 2 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max())
+    unit = 10.0 ** math.floor(math.log10(far))
+    return math.ceil(far / unit) * unit
 
 
 class RunPanel:
