@@ -201,7 +201,7 @@ def test_presets_go_about_the_scene_or_through_its_views(viewer):
     panel, positions = viewer.panels.path, viewer.scene.cameras.positions.numpy()
     middle = viewer.scene.box.mean(0)
     for preset, loop in (("Orbit", True), ("Spiral", True), ("Views", False)):
-        panel._replace(preset)
+        panel._start(preset)
         eyes = panel.path.cameras().positions.numpy()
         assert panel.path.loop is loop and panel.actions.visible and len(eyes) > 60
         way = np.linalg.norm(positions - middle, axis=1).mean()

@@ -31,7 +31,7 @@ from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
 from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, depth_range, nearest_view, viewpoint
 from nerfkit.viewer.page import Page, ViewerOptions
-from nerfkit.viewer.panels.path import VideoControls
+from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
 from nerfkit.viewer.session import Session, State
 from scripts.bench_viewer import FakeBrowser
@@ -68,7 +68,9 @@ def session(shown) -> Session:
 def video(session) -> VideoControls:
     """Of one camera that looks at the scene."""
     path = CameraPath([Keyframe(pose_of((2.5, 0.5, 1.0), (0.0, 0, 0)), 0.6)], fps=5, size=SIZE)
-    return VideoControls(MagicMock(), session.state, SimpleNamespace(path=path))
+    panel = SimpleNamespace(path=path)
+    panel.files = PathFiles(MagicMock(), session.state, panel)
+    return VideoControls(MagicMock(), session.state, panel)
 
 
 def pose_of(eye, target) -> np.ndarray:
@@ -268,5 +270,6 @@ def test_a_video_outlives_its_browser_and_is_kept_and_the_training_forgets_it(wa
     (run.folder.path / "elsewhere").mkdir()
     (run.folder.path / "elsewhere" / "secret.mp4").touch()
     (run.folder.path / "render" / "link").symlink_to(run.folder.path / "elsewhere")
-    run.video._list()
-    assert run.video.listed.options == ("video_1/color.mp4",) and run.video.download.visible
+    files = run.viewer.panels.path.files
+    files._list()
+    assert files.listed.options == ("render/video_1/color.mp4",) and files.use.visible

@@ -18,19 +18,9 @@ from viser import _messages
 from nerfkit.crop import Crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.paths import look_at
+from nerfkit.viewer import frames
 from nerfkit.viewer.engine import Engine, Request
-from nerfkit.viewer.frames import (
-    COMPARING,
-    FOREGROUND,
-    Look,
-    ModelFrame,
-    Viewpoint,
-    in_browser,
-    nearest_view,
-    rotation_of,
-    vertical_fov,
-    viewpoint,
-)
+from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser, rotation_of, vertical_fov
 from nerfkit.viewer.pacing import Sharing
 from nerfkit.viewer.scene import ViewerScene
 
@@ -39,12 +29,10 @@ if TYPE_CHECKING:
 
 STATUS_SECONDS = 0.4  # between two texts
 PROBE_FOV = 1e-3  # radians, of the one pixel whose depth is asked for
-COPY = """const text = %s;
-if (navigator.clipboard) navigator.clipboard.writeText(text);
-else {  // a page of another computer without https
-  const area = document.body.appendChild(Object.assign(document.createElement("textarea"), {value: text}));
-  area.select(); document.execCommand("copy"); area.remove();
-}"""
+COPY = """const text = %s, area = document.createElement("textarea");
+if (navigator.clipboard) return navigator.clipboard.writeText(text);
+document.body.append(area);  // of another computer, without https
+area.value = text; area.select(); document.execCommand("copy"); area.remove();"""
 
 
 @dataclass
@@ -98,13 +86,17 @@ class Session:
         self._status_at, self._times = 0.0, []
         self._shown: tuple[int, int] | None = None  # width and height of what it sees
         client.camera.on_update(self._moved)
+        client.scene.on_click()(self._clicked)
 
     async def _moved(self, camera: viser.CameraHandle) -> None:
         self.state.attempt(self, Session.ask)
 
+    async def _clicked(self, event: viser.SceneClickEvent) -> None:
+        self.clicked = event.ray_origin, event.ray_direction
+
     def viewpoint(self) -> Viewpoint:
         camera = self.client.camera
-        here = viewpoint(camera.wxyz, camera.position, camera.fov)
+        here = frames.viewpoint(camera.wxyz, camera.position, camera.fov)
         if not (np.isfinite(here.pose).all() and 0 < here.fov < math.pi):
             raise UserError("the browser's camera is none: its place or field of view is not finite")
         return here
@@ -124,7 +116,7 @@ class Session:
 
     def ask(self) -> None:
         here, scene, engine = self.viewpoint(), self.state.scene, self.state.engine
-        self.nearest = nearest_view(here.matrix, scene.cameras.camera_to_world.numpy(), scene.size)
+        self.nearest = frames.nearest_view(here.matrix, scene.cameras.camera_to_world.numpy(), scene.size)
         engine.request(self.client.client_id, Request(here, self.size(), self.shown_look()))
         if self.client.client_id not in self.state.sessions:  # it has left meanwhile
             engine.forget(self.client.client_id)
@@ -205,6 +197,10 @@ class Session:
         """A message of viser's to this browser alone, such as on what all have in their scenes."""
         self.client._websock_connection.queue_message(message)
 
+    def save(self, name: str, content: bytes) -> None:
+        """Have the browser save a file, whose name in the run folder may have folders."""
+        self.client.send_file_download(name.replace("/", "_"), content, save_immediately=True)
+
     def copy(self, text: str) -> None:
         """Put a text into the clipboard of who has just clicked."""
         self.send(_messages.RunJavascriptMessage(COPY % json.dumps(text)))
@@ -220,7 +216,7 @@ class Session:
         frame = ModelFrame(scene, here, 1, 1, Look("depth", crop=self.state.crop))
         frame.render(0, 1)
         depth, opacity = (frame.parts[0][name].item() for name in ("depth_ray", "opacity"))
-        if not opacity > FOREGROUND:
+        if not opacity > frames.FOREGROUND:
             self.probed.content = "clicked: nothing is there"
             return
         place = here.matrix[:, 3] - here.matrix[:, 2] * depth

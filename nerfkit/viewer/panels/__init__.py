@@ -7,7 +7,7 @@ import viser
 
 from nerfkit.viewer.panels.path import PathPanel
 from nerfkit.viewer.panels.scene import CamerasPanel, CropPanel
-from nerfkit.viewer.panels.view import RunPanel, add_probe, add_view_controls
+from nerfkit.viewer.panels.view import RunPanel, add_view_controls
 from nerfkit.viewer.session import Session, State
 
 
@@ -19,7 +19,6 @@ class Panels:
         self.cameras = CamerasPanel(server, state)
         self.crop = CropPanel(server, tabs.add_tab("Crop"), state)
         self.path = PathPanel(server, tabs.add_tab("Path"), state, self.cameras.scale)
-        add_probe(server, state)
         self.run = RunPanel(server, tabs.add_tab("Run"), state)
 
     def greet(self, session: Session) -> None:

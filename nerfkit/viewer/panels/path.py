@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 import viser
 
+from nerfkit.device import check_memory
 from nerfkit.errors import UserError
 from nerfkit.reading import read_regular, typed
 from nerfkit.rendering import paths
@@ -36,8 +36,10 @@ PRESETS = ("Orbit", "Spiral", "Views")
 PRESET_KEYS, MOST_VIEWS = 12, 50  # keyframes of a turn, of a path through training views
 PRESET_SECONDS = 0.5  # between two
 NONE, NOTHING = "none", "no file"
-RENDER, STILLS = "render", "render/still_*"  # folders in a run folder
+RENDER = "render"  # in a run folder
+KEPT = (f"{PATHS}/*.json", f"{RENDER}/*/*.mp4", f"{RENDER}/still_*/*.png")
 MAX_DOWNLOAD = 2**31  # bytes
+BYTES_PER_PIXEL = 64  # of values and images of a frame, about
 
 
 class PathPanel:
@@ -83,6 +85,7 @@ class PathPanel:
         self.which.options = tuple(map(str, range(len(keys)))) or (NONE,)
         for control in (self.which, self.actions, self.fov, self.seconds, self.play):
             control.visible = bool(keys)
+        self.presets.visible = not keys
         if keys:
             self.which.value = str(max(chosen, 0))
             self.fov.value = round(math.degrees(keys[chosen].fov), 2)
@@ -117,9 +120,9 @@ class PathPanel:
 
     def _add_keyframes(self, gui: viser.GuiApi) -> None:
         add = gui.add_button("Add this view", hint="Behind the keyframe that is chosen")
-        presets = gui.add_button_group("Instead", PRESETS, hint="A path about the scene, or through the training views")
+        self.presets = gui.add_button_group("Preset", PRESETS, hint="About the scene, or through the training views")
         self.which = gui.add_dropdown("Keyframe", (NONE,))
-        self.actions = actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete"))
+        self.actions = actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete", "Clear"))
         self.fov = gui.add_number("Field of view", 50.0, min=1.0, max=170.0, step=0.5, hint="Vertical, in degrees")
         self.seconds = gui.add_number("Seconds to next", 2.0, min=LIMITS[0], max=LIMITS[1], step=0.1)
         self.text = gui.add_markdown("")
@@ -131,7 +134,7 @@ class PathPanel:
                 self.fill()
 
         self.state.on(lambda session: self._act("Add", session), add.on_click)
-        self.state.on(lambda session: self._replace(presets.value), presets.on_click)
+        self.state.on(lambda session: self._start(self.presets.value), self.presets.on_click)
         self.state.on(lambda session: self._act(actions.value, session), actions.on_click)
         self.state.on(lambda session: self.fill(), self.which.on_update)
         self.state.on(changed, self.fov.on_update, self.seconds.on_update)
@@ -149,13 +152,15 @@ class PathPanel:
             keys[at] = Keyframe(here.matrix, here.fov, keys[at].seconds)
         elif action == "Delete":
             del keys[at]
+        elif action == "Clear":
+            keys.clear()
         else:
             key, at = keys.pop(at), max(at + (1 if action == "Later" else -1), 0)
             keys.insert(at, key)
         self.fill(at)
 
-    def _replace(self, preset: str) -> None:
-        """Take a path that goes about what the training views look at, or through them."""
+    def _start(self, preset: str) -> None:
+        """A path that goes about what the training views look at, or through them."""
         scene = self.state.scene
         like, target, up = scene.cameras, torch.tensor(scene.box.mean(0)).float(), torch.tensor(scene.up)
         if preset == "Views":
@@ -192,29 +197,27 @@ class PathPanel:
 
 
 class PathFiles:
-    """The path of a panel in files, which the thread that renders writes and reads: kept in the run folder, downloaded,
-    uploaded; a view as a command."""
+    """What is kept in the run folder, written and read by the thread that renders: paths, pictures and videos, which a
+    browser may save, too; a view as a command."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
-        with gui.add_folder("Files", expand_by_default=False):
-            save = gui.add_button_group("Path", ("Save", "Download"), hint="Save: into the run folder")
-            self.listed = gui.add_dropdown("Kept", (NOTHING,))
-            load = gui.add_button("Load", hint="The file that is chosen above")
-            upload = gui.add_upload_button(
-                "Upload", mime_type="application/json", hint="A path of nerfkit or nerfstudio"
-            )
         command = gui.add_button(
             "Copy this view as a command", hint="To render it again, from a file in the run folder"
         )
+        with gui.add_folder("Files"):
+            save = gui.add_button("Save path", hint="Into the run folder")
+            upload = gui.add_upload_button("Upload", mime_type="application/json", hint="A path, also of nerfstudio")
+            self.listed = gui.add_dropdown("Kept", (NOTHING,))
+            self.use = gui.add_button_group("", ("Load", "Download"), hint="A path into the panel; any file")
         self._list()
 
-        def saved(session: Session) -> None:
-            do = self._save if save.value == "Save" else self._download
-            state.do_later(session, do, panel.path.copy())
+        def used(session: Session) -> None:
+            do = self._load if self.use.value == "Load" else self._download
+            state.do_later(session, do, self.listed.value)
 
-        state.on(saved, save.on_click)
-        state.on(lambda session: state.do_later(session, self._load), load.on_click)
+        state.on(lambda session: state.do_later(session, self._save, panel.path.copy()), save.on_click)
+        state.on(used, self.use.on_click)
         state.on(lambda session: state.do_later(session, self._upload, upload.value.content), upload.on_upload)
         state.on(lambda session: state.do_later(session, self._command), command.on_click)
 
@@ -223,23 +226,28 @@ class PathFiles:
         folder = self.state.scene.folder
         if folder is None:
             raise UserError("there is no run folder to keep a path in")
-        kept = folder.child(PATHS, "paths")
-        name = f"{free(kept.path, stem)}.json"
-        kept.write(name, path.to_json(self.state.scene.frame))
-        self._list()
-        return kept.path / name
+        name = f"{free(folder.path / PATHS, stem)}.json"
+        folder.child(PATHS, "paths").write(name, path.to_json(self.state.scene.frame))
+        self._list(f"{PATHS}/{name}")
+        return folder.path / PATHS / name
+
+    def keep_rendering(self, stem: str, name: str, content: bytes) -> str:
+        """Write what was rendered into a folder of its own in the run folder, if there is one; returns where."""
+        if (folder := self.state.scene.folder) is None:
+            return name
+        place = f"{RENDER}/{free(folder.path / RENDER, stem)}"
+        folder.child(place, "rendering").write(name, content)
+        self._list(f"{place}/{name}")
+        return f"{place}/{name}"
 
     def _save(self, session: Session, path: CameraPath) -> None:
         session.tell("Path saved", str(self.keep("path", path)))
 
-    def _download(self, session: Session, path: CameraPath) -> None:
-        content = path.to_json(self.state.scene.frame)
-        send_file(session, "camera_path.json", content.encode())
+    def _load(self, session: Session, name: str) -> None:
+        self._read(self.state.scene.folder.path / name)
 
-    def _load(self, session: Session) -> None:
-        if self.listed.value == NOTHING:
-            raise UserError("no path is kept in the run folder yet")
-        self._read(self.state.scene.folder.path / PATHS / self.listed.value)
+    def _download(self, session: Session, name: str) -> None:
+        session.save(name, read_regular(self.state.scene.folder.path / name, MAX_DOWNLOAD, "what is kept"))
 
     def _upload(self, session: Session, content: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -263,15 +271,19 @@ class PathFiles:
         session.copy(command)
         session.tell("Copied", command)
 
-    def _list(self) -> None:
+    def _list(self, newest: str = "") -> None:
         folder = self.state.scene.folder
-        names = sorted(file.name for file in (folder.path / PATHS).glob("*.json")) if folder is not None else []
+        root, files = (None, []) if folder is None else (folder.path, sum(map(sorted, map(folder.path.glob, KEPT)), []))
+        # Not through links: a run may come from anywhere, and its links lead anywhere.
+        names = [str(name) for file in files if file.resolve() == root.resolve() / (name := file.relative_to(root))]
         self.listed.options = tuple(names) or (NOTHING,)
+        self.listed.value = newest or self.listed.options[0]
+        self.listed.visible = self.use.visible = bool(names)
 
 
 class VideoControls:
-    """Renders the path of a panel to an MP4, or what a browser sees to a PNG, one at a time, and keeps it in the run
-    folder, where it is offered for download, also to browsers that come later."""
+    """Renders the path of a panel to an MP4, or what a browser sees to a PNG, one at a time, and keeps it, whether the
+    browser that asked stays or leaves."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
@@ -280,23 +292,20 @@ class VideoControls:
         self.still = gui.add_button("Render this view", hint="One picture of the width and height above")
         self.bar = gui.add_progress_bar(0.0, visible=False)
         self.cancel = gui.add_button("Cancel", visible=False)
-        self.listed = gui.add_dropdown("Rendered", (NOTHING,))
-        self.download = gui.add_button("Download")
         state.on(lambda session: state.do_later(session, self._start), self.start.on_click)
         state.on(lambda session: state.do_later(session, self._start, session.viewpoint()), self.still.on_click)
         state.on(lambda session: state.later(self._stop), self.cancel.on_click)
-        state.on(lambda session: state.do_later(session, self._download), self.download.on_click)
-        self._list()
 
     def _stop(self) -> None:
         if self.job is not None:
             self.state.engine.drop_job(self.job)
 
     def _start(self, session: Session, still: Viewpoint | None = None) -> None:
-        path, scene = self.panel.path.copy(), self.state.scene
-        look = session.shown_look()
+        path, scene, look = self.panel.path.copy(), self.state.scene, session.shown_look()
+        size = "{}x{}".format(*path.size)
         if self.job is not None:
             raise UserError("another one is being rendered; wait for it, or cancel it")
+        check_memory(BYTES_PER_PIXEL * math.prod(path.size), f"a frame of {size}", scene.background.device)
         if still is not None:
             path.keyframes = [Keyframe(still.matrix, still.fov)]
         elif not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
@@ -309,70 +318,49 @@ class VideoControls:
             look = replace(look, split=None, view=None)
         if self.state.training is not None:  # which would go on meanwhile
             scene = replace(scene, model=deepcopy(scene.model))
-        self.job = self._frames(session.client.client_id, path, scene, look, still is not None)
-        self._show()
+        render = self._still if still is not None else self._video
+        self._show(render(session.client.client_id, path, scene, look))
         self.state.engine.add_job(self.job)
 
-    def _frames(self, client: int, path: CameraPath, scene: ViewerScene, look: Look, is_still: bool) -> Iterator[None]:
-        """A job of the engine: renders frame after frame, a chunk of rays at a time; who asked gets the file."""
+    def _still(self, client: int, *of: Any) -> Iterator[None]:
+        """A job of the engine."""
+        images: list[torch.Tensor] = []
+        yield from self._frames(*of, images.append)
+        self._done(client, "still", f"{of[-1].output}.png", png_bytes(images[0]))
+
+    def _video(self, client: int, path: CameraPath, *of: Any) -> Iterator[None]:
+        """The same of all frames of a path."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "video.mp4"
+            with video_writer(file, path.fps) as add:
+                yield from self._frames(path, *of, add)
+            self._done(client, "video", f"{of[-1].output}.mp4", file.read_bytes())
+
+    def _frames(self, path: CameraPath, scene: ViewerScene, look: Look, add: Callable) -> Iterator[None]:
+        """Render frame after frame, a chunk of rays at a time."""
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "rgb.mp4"
-                with nullcontext() if is_still else video_writer(file, path.fps) as add:
-                    for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
-                        frame = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look)
-                        done = 0
-                        while done < frame.n_rays:
-                            done = frame.render(done, done + self.state.engine.chunk.rays)
-                            self.bar.value = 100 * (index + done / frame.n_rays) / path.n_frames
-                            yield
-                        image = torch.from_numpy(frame.finish()).float() / 255
-                        if add is not None:
-                            add(image)
-                content = file.read_bytes() if add is not None else png_bytes(image)
-            name = self._keep(
-                "still" if is_still else "video", f"{look.output}{'.png' if is_still else '.mp4'}", content
-            )
-            if (session := self.state.sessions.get(client)) is not None:
-                send_file(session, name, content)
-                session.tell("Rendered", f"{name}, {len(content) / 1e6:.1f} MB")
+            for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
+                frame, done = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look), 0
+                while done < frame.n_rays:
+                    done = frame.render(done, done + self.state.engine.chunk.rays)
+                    self.bar.value = 100 * (index + done / frame.n_rays) / path.n_frames
+                    yield
+                add(torch.from_numpy(frame.finish()).float() / 255)
         finally:
-            self.job = None
-            self._show()
+            self._show(None)
 
-    def _keep(self, stem: str, name: str, content: bytes) -> str:
-        """Write what was rendered into a folder of its own; returns the file's name within `render`, or on the page."""
-        folder = self.state.scene.folder
-        if folder is None:
-            return name
-        place = free(folder.path / RENDER, stem)
-        folder.child(f"{RENDER}/{place}", "rendering").write(name, content)
-        self._list(f"{place}/{name}")
-        return f"{place}/{name}"
+    def _done(self, client: int, stem: str, name: str, content: bytes) -> None:
+        """Keep what was rendered; who asked, and is still here, saves it at once."""
+        name = self.panel.files.keep_rendering(stem, name, content)
+        if (session := self.state.sessions.get(client)) is not None:
+            session.save(name, content)
+            session.tell("Rendered", f"{name}, {len(content) / 1e6:.1f} MB")
 
-    def _list(self, newest: str = "") -> None:
-        folder = self.state.scene.folder
-        files = [] if folder is None else [*folder.path.glob(f"{RENDER}/*/*.mp4"), *folder.path.glob(f"{STILLS}/*.png")]
-        # Not through links: a run may come from anywhere, and its links lead anywhere.
-        own = [file for file in files if file.resolve() == folder.path.resolve() / file.relative_to(folder.path)]
-        self.listed.options = tuple(sorted(f"{file.parent.name}/{file.name}" for file in own)) or (NOTHING,)
-        self.listed.value = newest or self.listed.options[-1]
-        self.listed.visible = self.download.visible = bool(own)
-
-    def _download(self, session: Session) -> None:
-        file = self.state.scene.folder.path / RENDER / self.listed.value
-        send_file(session, self.listed.value, read_regular(file, MAX_DOWNLOAD, "what was rendered"))
-
-    def _show(self) -> None:
-        """Show whether something is rendered."""
-        self.bar.value = 0.0
-        self.bar.visible = self.cancel.visible = self.job is not None
-        self.start.visible = self.still.visible = self.job is None
-
-
-def send_file(session: Session, name: str, content: bytes) -> None:
-    """Have a browser save a file, whose name on this computer may have folders."""
-    session.client.send_file_download(name.replace("/", "_"), content, save_immediately=True)
+    def _show(self, job: Iterator[None] | None) -> None:
+        """Show that something is rendered, or that nothing is."""
+        self.job, self.bar.value = job, 0.0
+        self.bar.visible = self.cancel.visible = job is not None
+        self.start.visible = self.still.visible = job is None
 
 
 def free(folder: Path, stem: str) -> str:

@@ -86,18 +86,10 @@ class CamerasPanel:
         def show(name: str, checkbox: Any) -> None:
             session.send(_messages.SetSceneNodeVisibilityMessage(name, checkbox.value))
 
-        def sized(session: Session) -> None:
-            for view in self.frusta:
-                scale = {"scale": self.scale * size.value}
-                session.send(_messages.SceneNodeUpdateMessage(f"/cameras/{view}", scale))
-            session.client.camera.near = self.near * max(size.value, 1.0)
-
         with tab:
             for label, name in self.nodes.items():
                 checkbox = gui.add_checkbox(label, name == "/path", hint=HINTS.get(label))
                 session.state.on(lambda session, of=(name, checkbox): show(*of), checkbox.on_update)
-            size = gui.add_slider("Size of cameras", 0.2, 3.0, 0.1, 1.0)
-        session.state.on(sized, size.on_update)
 
     def _add_frusta(self, server: viser.ViserServer) -> None:
         cameras = self.state.scene.cameras

@@ -41,17 +41,6 @@ def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
             gui.add_markdown(f"*{note}*")
 
 
-def add_probe(server: viser.ViserServer, state: State) -> None:
-    """A click asks how deep it is there."""
-
-    async def clicked(event: viser.SceneClickEvent) -> None:
-        if (session := state.sessions.get(event.client_id)) is not None:
-            session.clicked = event.ray_origin, event.ray_direction
-            state.later(lambda: None)
-
-    server.scene.on_click()(clicked)
-
-
 def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
     scene = session.state.scene
     has_photos, far = scene.photo is not None, _far(scene)
