@@ -120,8 +120,8 @@ def test_a_picture_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown,
 
 
 def test_what_no_training_view_saw_fades_in_the_viewer(shown):
-    """What the one training view shows is as it is rendered; around it is gray, in a wider picture from there."""
-    pose, images = pose_of((2.5, 0.5, 1.0), (0.0, 0, 0)), {}
+    """What the one training view shows is as it is rendered, nothing here; around it is gray in a wider picture."""
+    pose, images = pose_of((2.5, 0.5, 1.0), (5.0, 1, 2)), {}
     shown.cameras = pinholes([pose], [0.7], (64, 64))
     for fov in (0.7, 1.2):
         for fades in (False, True):
@@ -129,7 +129,7 @@ def test_what_no_training_view_saw_fades_in_the_viewer(shown):
             frame.render(0, frame.n_rays)
             images[fov, fades] = frame.finish()
     assert np.array_equal(images[0.7, True], images[0.7, False])
-    assert np.array_equal(images[1.2, True][20:44, 20:44], images[1.2, False][20:44, 20:44])
+    assert (images[1.2, True][20:44, 20:44] == 255).all()
     assert (images[1.2, True][0] == round(0.35 * 255)).all()
 
 

@@ -105,7 +105,7 @@ class Look:
     split: float | None = None  # share of the width, from the left, that is the rendering; the rest is that image
     crop: Crop | None = None  # nothing outside of it is rendered
     background: str = "of the run"  # of BACKGROUNDS
-    fades: bool = False  # whether what no training camera saw fades to gray
+    fades: bool = False  # whether what is empty and no training camera saw fades to gray
 
 
 class ModelFrame:
@@ -118,8 +118,7 @@ class ModelFrame:
         level = BACKGROUNDS[look.background]
         background = scene.background if level is None else torch.full_like(scene.background, level)
         self.renderer = ImageRenderer(scene.model, background, chunk=MAX_CHUNK, stays_on_device=True)
-        self.fades = look.fades and look.output == "color"
-        self.outputs = (OUTPUTS[look.output], *(["depth"] if self.fades or look.view is not None else []))
+        self.outputs = (OUTPUTS[look.output], *(["depth"] if look.view is not None else []))
         self.parts: list[dict[str, Tensor]] = []
 
     def render(self, start: int, end: int) -> int:
@@ -137,7 +136,7 @@ class ModelFrame:
         values = {name: torch.cat([part[name] for part in self.parts]) for name in self.parts[0]}
         values = {name: value.unflatten(0, (height, width)) for name, value in values.items()}
         image = self._image(values)  # [H, W, 3]
-        if self.fades:
+        if look.fades and look.output == "color":
             image = self._faded(image, values)
         if look.view is not None:
             photo, known = self._photo(values)
@@ -160,15 +159,16 @@ class ModelFrame:
         return preview(output, values, (0.0, 1.0))
 
     def _faded(self, image: Tensor, values: dict[str, Tensor]) -> Tensor:
-        """Gray where no training camera saw what is there: the field has learnt nothing of it, and ends in steps."""
+        """Gray where nothing is that a training camera could have seen: the field ends in steps there."""
         scale = min(FADE_SIDE / max(self.size), 1.0)
         width, height = (max(round(side * scale), 1) for side in self.size)
         rays = self.viewpoint.cameras(width, height).to(self.device).image_rays(0)
-        depth, opacity = (F.interpolate(values[name][None, None], (height, width)) for name in ("depth_ray", "opacity"))
-        depth = torch.where(opacity > FOREGROUND, depth, FAR * self.scene.size).view(-1, 1)
-        seen = self.scene.saw(rays.origins + rays.directions * depth).view(1, 1, height, width).float()
+        opaque = F.interpolate(values["opacity"][None, None], (height, width), mode="area") > FOREGROUND
+        seen = self.scene.saw(rays.origins + rays.directions * FAR * self.scene.size).view(1, 1, height, width)
         sides, kernel = (FADE_WIDTH,) * 4, 2 * FADE_WIDTH + 1
-        share = F.avg_pool2d(F.pad(seen, sides, mode="replicate"), kernel, stride=1) * 2 - 1  # 0 at the edge
+        share = (
+            F.avg_pool2d(F.pad((opaque | seen).float(), sides, mode="replicate"), kernel, stride=1) * 2 - 1
+        )  # 0 at the edge
         share = F.interpolate(share.clamp(min=0), self.size[::-1], mode="bilinear")[0, 0, :, :, None]
         return NO_PHOTO + share * (image - NO_PHOTO)
 

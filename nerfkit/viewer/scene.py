@@ -84,6 +84,10 @@ class ViewerScene:
         """Half of the box's diagonal."""
         return float(np.linalg.norm(self.box[1] - self.box[0])) / 2
 
+    def in_files(self, distance: float) -> float:
+        """A length of the model's frame in that of the files."""
+        return distance if self.frame is None else self.frame.distance_to_input(distance)
+
     @property
     def has_edge(self) -> bool:
         """Whether the cameras saw a part of the surroundings, and were not all around an object."""

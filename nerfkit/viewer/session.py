@@ -180,7 +180,7 @@ class Session:
         lines = ["waiting for the first frame"]
         if self._shown is not None:
             view, distance, angle = self.nearest
-            away = distance if scene.frame is None else scene.frame.distance_to_input(distance)
+            away = 0.0 if distance < 1e-3 * scene.size else scene.in_files(distance)
             name = scene.names[view] if scene.names else view
             lines = [
                 f"{'{}x{}'.format(*self._shown)}, {len(self._times)} in the last second",
@@ -220,9 +220,10 @@ class Session:
             self.probed.content = "clicked: nothing is there"
             return
         place = here.matrix[:, 3] - here.matrix[:, 2] * depth
-        if scene.frame is not None:
-            depth, place = scene.frame.distance_to_input(depth), scene.frame.to_input(place)
-        self.probed.content = f"clicked: {depth:.4g} scene units deep, at {', '.join(f'{x:.4g}' for x in place)}"
+        place = place if scene.frame is None else scene.frame.to_input(place)
+        self.probed.content = (
+            f"clicked: {scene.in_files(depth):.4g} scene units deep, at {', '.join(f'{x:.4g}' for x in place)}"
+        )
 
     def tell(self, title: str, text: str) -> None:
         self.client.add_notification(title, text, auto_close_seconds=10.0)

@@ -21,7 +21,7 @@ PLOTTED = 500  # points of a curve at most
 CURVES = {
     "psnr": "PSNR of training rays [dB]",
     "test_psnr": "PSNR of held-out views [dB]",  # with eval.every
-    "rays_per_second": "rays per second",
+    "rays_per_second": "thousand rays per second",
 }
 BLUE = "#2a5ac8"
 FLYING = 0.02  # of the way to what is seen, about which a flying camera turns
@@ -52,7 +52,7 @@ def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
         "Depths", 0.0, far, far / 200, (0.0, far), hint="Ends of the colors of depth [model units]"
     )
     background = gui.add_dropdown("Background", tuple(BACKGROUNDS))
-    fades = gui.add_checkbox("Fade", session.look.fades, hint="Gray where no training camera saw what is there")
+    fades = gui.add_checkbox("Fade", session.look.fades, hint="Gray where nothing is, and no training camera looked")
     split = gui.add_checkbox("Split screen", False, hint="The nearest training image on the right, as seen from here")
     at = gui.add_slider("Split at", 0.0, 1.0, 0.01, 0.5)
     side = gui.add_slider(
@@ -168,7 +168,11 @@ class RunPanel:
         from viser import uplot
 
         for key, title in CURVES.items():
-            points = [(line["seconds"], line[key]) for line in self.state.scene.history if key in line]
+            points = [
+                (line["seconds"], line[key] / (1000 if key == "rays_per_second" else 1))
+                for line in self.state.scene.history
+                if key in line
+            ]
             if len(points) < 2:
                 continue
             points = points[:: -(-len(points) // PLOTTED)]
