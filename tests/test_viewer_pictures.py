@@ -116,7 +116,7 @@ def test_a_picture_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown,
     name, content = session.client.send_file_download.call_args.args
     frame = ModelFrame(shown, here, 50, 30, session.shown_look())
     frame.render(0, frame.n_rays)
-    assert name == f"{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
+    assert name == f"still_{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
 
 
 def test_what_no_training_view_saw_fades_in_the_viewer(shown):

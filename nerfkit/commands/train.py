@@ -41,8 +41,7 @@ def main(options: TrainOptions, processes: Processes = ALONE) -> int:
     """Train, score, and show the training in a browser if that is asked for."""
     device = pick_device(processes.join(options.device))
     check_before_reading(options, device, processes)
-    # Fails, if it does, before anything is read.
-    page = Page(options.viewer, "nerfkit: the scene is read") if options.viewer.on else None
+    page = Page(options.viewer, "nerfkit: reading") if options.viewer.on else None  # fails before anything is read
     try:
         return train(options, device, page, processes)
     finally:

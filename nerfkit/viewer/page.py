@@ -160,9 +160,7 @@ class Page:
         else:
             lines.append("warning: everyone who reaches this port can look and change settings; there is no password")
         if names := ", ".join(self.options.names):
-            lines.append(
-                f"          behind a proxy, {names}: it has to pass on the headers Host, Upgrade and Connection"
-            )
+            lines.append(f"          behind a proxy, {names}: it must pass on the headers Host, Upgrade, Connection")
         return "\n".join(lines)
 
     def stop(self) -> None:

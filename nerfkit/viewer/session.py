@@ -193,9 +193,9 @@ class Session:
         if (text := "  \n".join(lines)) != self.status.content:
             self.status.content = text
 
-    def send(self, message: Any) -> None:
-        """A message of viser's to this browser alone, such as on what all have in their scenes."""
-        self.client._websock_connection.queue_message(message)
+    def show_node(self, name: str, visible: bool) -> None:
+        """Show or hide, in this browser alone, what all have in their scenes."""
+        self.client._websock_connection.queue_message(_messages.SetSceneNodeVisibilityMessage(name, visible))
 
     def save(self, name: str, content: bytes) -> None:
         """Have the browser save a file, whose name in the run folder may have folders."""
@@ -203,27 +203,20 @@ class Session:
 
     def copy(self, text: str) -> None:
         """Put a text into the clipboard of who has just clicked."""
-        self.send(_messages.RunJavascriptMessage(COPY % json.dumps(text)))
+        self.client._websock_connection.queue_message(_messages.RunJavascriptMessage(COPY % json.dumps(text)))
 
     def say_depth(self, origin: Any, direction: Any) -> None:
         """Say how deep it is, and where, along a ray in which somebody has clicked."""
-        scene, camera = self.state.scene, self.client.camera
+        scene = self.state.scene
         ends = torch.tensor(np.array([origin, np.add(origin, direction)]), dtype=torch.float32)  # [2, 3]
-        up = torch.tensor(-rotation_of(camera.wxyz)[:, 1], dtype=torch.float32)
-        if not ends.isfinite().all():
-            raise UserError("the browser's click is nowhere: it is not finite")
-        here = Viewpoint.of(look_at(ends[:1], ends[1], up)[0].numpy(), PROBE_FOV)
+        here = Viewpoint.of(look_at(ends[:1], ends[1], torch.tensor(scene.up))[0].numpy(), PROBE_FOV)
         frame = ModelFrame(scene, here, 1, 1, Look("depth", crop=self.state.crop))
         frame.render(0, 1)
         depth, opacity = (frame.parts[0][name].item() for name in ("depth_ray", "opacity"))
-        if not opacity > frames.FOREGROUND:
-            self.probed.content = "clicked: nothing is there"
-            return
         place = here.matrix[:, 3] - here.matrix[:, 2] * depth
-        place = place if scene.frame is None else scene.frame.to_input(place)
-        self.probed.content = (
-            f"clicked: {scene.in_files(depth):.4g} scene units deep, at {', '.join(f'{x:.4g}' for x in place)}"
-        )
+        place = ", ".join(f"{x:.4g}" for x in (place if scene.frame is None else scene.frame.to_input(place)))
+        there = f"{scene.in_files(depth):.4g} scene units deep, at {place}"
+        self.probed.content = f"clicked: {there if opacity > frames.FOREGROUND else 'nothing is there'}"
 
     def tell(self, title: str, text: str) -> None:
         self.client.add_notification(title, text, auto_close_seconds=10.0)

@@ -24,7 +24,6 @@ class Panels:
     def greet(self, session: Session) -> None:
         add_view_controls(self.view, session)
         self.cameras.add_controls(self.scene, session)
-        session.state.attempt(session, Session.ask)
 
     def tick(self, now: float) -> None:
         """Called often by the thread that renders, `now` in seconds."""

@@ -66,12 +66,11 @@ class PathPanel:
         session, path = self.state.sessions.get(client), self.path.copy()
         began = now if began is None else began
         elapsed = now - began
-        if session is None or len(path.keyframes) < 2 or (elapsed > path.seconds and not path.loop):
-            self.playing = None
-            return
-        self.playing, self._shown_at = (client, began), now
-        poses, fovs = path.at(np.array([elapsed % max(path.seconds, 1e-9)]))
-        session.go(poses[0], float(fovs[0]))
+        is_over = elapsed >= path.seconds and not path.loop
+        self.playing, self._shown_at = None if is_over or session is None else (client, began), now
+        if session is not None and len(path.keyframes) > 1:
+            poses, fovs = path.at(np.array([path.seconds if is_over else elapsed % max(path.seconds, 1e-9)]))
+            session.go(poses[0], float(fovs[0]))
 
     @property
     def chosen(self) -> int:
@@ -231,14 +230,12 @@ class PathFiles:
         self._list(f"{PATHS}/{name}")
         return folder.path / PATHS / name
 
-    def keep_rendering(self, stem: str, name: str, content: bytes) -> str:
-        """Write what was rendered into a folder of its own in the run folder, if there is one; returns where."""
-        if (folder := self.state.scene.folder) is None:
-            return name
-        place = f"{RENDER}/{free(folder.path / RENDER, stem)}"
-        folder.child(place, "rendering").write(name, content)
-        self._list(f"{place}/{name}")
-        return f"{place}/{name}"
+    def keep_rendering(self, stem: str, name: str, content: bytes) -> None:
+        """Write what was rendered into a folder of its own in the run folder, if there is one."""
+        if (folder := self.state.scene.folder) is not None:
+            place = f"{RENDER}/{free(folder.path / RENDER, stem)}"
+            folder.child(place, "rendering").write(name, content)
+            self._list(f"{place}/{name}")
 
     def _save(self, session: Session, path: CameraPath) -> None:
         session.tell("Path saved", str(self.keep("path", path)))
@@ -297,8 +294,8 @@ class VideoControls:
         state.on(lambda session: state.later(self._stop), self.cancel.on_click)
 
     def _stop(self) -> None:
-        if self.job is not None:
-            self.state.engine.drop_job(self.job)
+        self.state.engine.drop_job(self.job)
+        self._show(None)
 
     def _start(self, session: Session, still: Viewpoint | None = None) -> None:
         path, scene, look = self.panel.path.copy(), self.state.scene, session.shown_look()
@@ -350,11 +347,11 @@ class VideoControls:
             self._show(None)
 
     def _done(self, client: int, stem: str, name: str, content: bytes) -> None:
-        """Keep what was rendered; who asked, and is still here, saves it at once."""
-        name = self.panel.files.keep_rendering(stem, name, content)
+        """Keep what was rendered; who asked, and is still here, saves it first."""
         if (session := self.state.sessions.get(client)) is not None:
-            session.save(name, content)
-            session.tell("Rendered", f"{name}, {len(content) / 1e6:.1f} MB")
+            session.save(f"{stem}_{name}", content)
+            session.tell("Rendered", f"{stem} of {len(content) / 1e6:.1f} MB")
+        self.panel.files.keep_rendering(stem, name, content)
 
     def _show(self, job: Iterator[None] | None) -> None:
         """Show that something is rendered, or that nothing is."""

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import viser
-from viser import _messages
 
 from nerfkit.crop import CROP, Crop, crop_of, read_crop
 from nerfkit.errors import UserError
@@ -82,14 +81,10 @@ class CamerasPanel:
     def add_controls(self, tab: viser.GuiTabHandle, session: Session) -> None:
         """What a client sees in the scene, which is its own choice."""
         gui = session.client.gui
-
-        def show(name: str, checkbox: Any) -> None:
-            session.send(_messages.SetSceneNodeVisibilityMessage(name, checkbox.value))
-
         with tab:
             for label, name in self.nodes.items():
-                checkbox = gui.add_checkbox(label, name == "/path", hint=HINTS.get(label))
-                session.state.on(lambda session, of=(name, checkbox): show(*of), checkbox.on_update)
+                box = gui.add_checkbox(label, name == "/path", hint=HINTS.get(label))
+                session.state.on(lambda session, name=name, box=box: session.show_node(name, box.value), box.on_update)
 
     def _add_frusta(self, server: viser.ViserServer) -> None:
         cameras = self.state.scene.cameras

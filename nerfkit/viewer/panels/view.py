@@ -42,8 +42,7 @@ def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
 
 
 def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
-    scene = session.state.scene
-    has_photos, far = scene.photo is not None, _far(scene)
+    has_photos, far = session.state.scene.photo is not None, _far(session.state.scene)
     names = [name for name in OUTPUTS if name != COMPARING or has_photos]
     output = gui.add_dropdown("Output", names, initial_value="color")
     colormap = gui.add_dropdown("Colors", COLORMAPS, initial_value=session.look.colormap)
@@ -52,49 +51,39 @@ def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
         "Depths", 0.0, far, far / 200, (0.0, far), hint="Ends of the colors of depth [model units]"
     )
     background = gui.add_dropdown("Background", tuple(BACKGROUNDS))
-    fades = gui.add_checkbox("Fade", session.look.fades, hint="Gray where nothing is, and no training camera looked")
     split = gui.add_checkbox("Split screen", False, hint="The nearest training image on the right, as seen from here")
     at = gui.add_slider("Split at", 0.0, 1.0, 0.01, 0.5)
     side = gui.add_slider(
         "Largest side", 64, 2048, 32, min(session.max_side, 2048), hint="Of frames, in pixels; less is faster"
     )
 
-    def show() -> None:
-        """Of the controls, those that do something."""
-        is_depth = output.value == "depth"
+    def changed(session: Session) -> None:
+        session.max_side, is_depth = int(side.value), output.value == "depth"
         colormap.visible = is_depth or output.value in ("samples", COMPARING)
         auto.visible, depths.visible = is_depth, is_depth and not auto.value
-        background.visible, fades.visible = output.value == "color", output.value == "color" and scene.has_edge
-        split.visible, at.visible = has_photos, bool(split.value)
-
-    def changed(session: Session) -> None:
-        session.max_side = int(side.value)
-        show()
+        background.visible, split.visible, at.visible = output.value == "color", has_photos, bool(split.value)
         session.change(
             output=output.value,
             colormap=colormap.value,
             depth_range=None if auto.value else tuple(depths.value),
             split=at.value if split.value else None,
             background=background.value,
-            fades=bool(fades.value),
         )
 
-    show()
-    controls = (output, colormap, auto, depths, background, fades, split, at, side)
+    controls = (output, colormap, auto, depths, background, split, at, side)
     session.state.on(changed, *(control.on_update for control in controls))
+    session.state.attempt(session, changed)
 
 
 def _add_views(gui: viser.GuiApi, session: Session) -> None:
     steps = gui.add_button_group("Training view", ("Previous", "Nearest", "Next"))
     camera = gui.add_button_group(
-        "Camera", ("Reset", "Level", "Set up"),
+        "Camera", ("Reset", "Level", "New up"),
         hint="Back to where it started; upright again, where it is; what is upwards now becomes the scene's up",
     )  # fmt: skip
     mouse = gui.add_button_group("Mouse", ("Orbit", "Fly"), hint="Dragging goes around what is seen, or looks around")
-    session.fov = fov = gui.add_slider(
-        "Field of view", 5.0, 120.0, 0.5, round(math.degrees(vertical_fov(session.state.scene.cameras, 0)), 1),
-        hint="Vertical, in degrees",
-    )  # fmt: skip
+    now = min(round(math.degrees(vertical_fov(session.state.scene.cameras, 0)), 1), 170.0)
+    session.fov = fov = gui.add_slider("Field of view", 1.0, 170.0, 0.1, now, hint="Vertical, in degrees")
     with gui.add_folder("Keys and mouse", expand_by_default=False):
         gui.add_markdown(KEYS)
 
@@ -102,7 +91,7 @@ def _add_views(gui: viser.GuiApi, session: Session) -> None:
         by = {"Previous": -1, "Nearest": 0, "Next": 1}[steps.value]
         session.go_to((session.current_view() + by) % len(session.state.scene.cameras))
 
-    do = {"Reset": Session.reset, "Level": Session.level, "Set up": Session.set_up}
+    do = {"Reset": Session.reset, "Level": Session.level, "New up": Session.set_up}
     session.state.on(step, steps.on_click)
     session.state.on(lambda session: do[camera.value](session), camera.on_click)
     session.state.on(lambda session: session.turn_about(FLYING if mouse.value == "Fly" else 1.0), mouse.on_click)
@@ -111,9 +100,7 @@ def _add_views(gui: viser.GuiApi, session: Session) -> None:
 
 def _far(scene: ViewerScene) -> float:
     """A depth behind everything, a round number."""
-    far = 2 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max())
-    unit = 10.0 ** math.floor(math.log10(far))
-    return math.ceil(far / unit) * unit
+    return float(f"{3 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max()):.1g}")
 
 
 class RunPanel:
