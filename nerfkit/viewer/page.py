@@ -143,8 +143,8 @@ class Page:
         from viser import _messages
 
         self.server.gui.set_panel_label(title)
-        script = f"document.title = {json.dumps(title)}"
-        self.server._websock_server.queue_message(_messages.RunJavascriptMessage(script))
+        script = _messages.RunJavascriptMessage(f"document.title = {json.dumps(title)}")
+        self.server._websock_server.queue_message(script)
 
     @property
     def address(self) -> str:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nerfkit.training.trainer import Trainer
 
 STATUS_SECONDS = 0.4  # between two texts
-PROBE_FOV = 1e-3  # radians, of the one pixel whose depth is asked for
 COPY = """const text = %s, area = document.createElement("textarea");
 if (navigator.clipboard) return navigator.clipboard.writeText(text);
 document.body.append(area);  // of another computer, without https
@@ -209,7 +208,7 @@ class Session:
         """Say how deep it is, and where, along a ray in which somebody has clicked."""
         scene = self.state.scene
         ends = torch.tensor(np.array([origin, np.add(origin, direction)]), dtype=torch.float32)  # [2, 3]
-        here = Viewpoint.of(look_at(ends[:1], ends[1], torch.tensor(scene.up))[0].numpy(), PROBE_FOV)
+        here = Viewpoint.of(look_at(ends[:1], ends[1], torch.tensor(scene.up))[0].numpy(), 1e-3)
         frame = ModelFrame(scene, here, 1, 1, Look("depth", crop=self.state.crop))
         frame.render(0, 1)
         depth, opacity = (frame.parts[0][name].item() for name in ("depth_ray", "opacity"))

@@ -41,7 +41,9 @@ class CamerasPanel:
         self.frusta: dict[int, Any] = {}
         self.nodes = {"Cameras": "/cameras", "Box": "/box", "Camera path": "/path"}  # label -> what is shown
         self.chosen = range(0, len(cameras), -(-len(cameras) // MAX_FRUSTA))
-        self.scale = float(np.clip(SHARE_OF_SPACING * spacing(cameras.positions[self.chosen]), *self.size * SIZES))
+        positions = cameras.positions[self.chosen]
+        nearest = torch.cdist(positions, positions).fill_diagonal_(math.inf).min(dim=1).values  # [V]
+        self.scale = float(np.clip(SHARE_OF_SPACING * float(nearest.median()), *self.size * SIZES))
         # What is nearer to a camera than the image of its frustum is not drawn: at a training view it would hide all.
         lens = [(math.tan(vertical_fov(cameras, view) / 2), *cameras.size(view)) for view in self.chosen]
         self.near = 1.1 * self.scale / min(y * y * width / height / 3 for y, width, height in lens) ** (1 / 3)
@@ -106,12 +108,6 @@ class CamerasPanel:
             small = F.avg_pool2d(image[None], math.ceil(max(image.shape) / THUMBNAIL), ceil_mode=True)[0]
             self.frusta[view].image = to_uint8(small.permute(1, 2, 0))
             yield
-
-
-def spacing(positions: torch.Tensor) -> float:
-    """The median way from one of the positions [V, 3] to its nearest other one; infinite where there is none."""
-    ways = torch.cdist(positions, positions).fill_diagonal_(math.inf)
-    return float(ways.min(dim=1).values.median())
 
 
 def edges(low: np.ndarray, high: np.ndarray) -> np.ndarray:
