@@ -227,6 +227,8 @@ TOO_MUCH = [  # label of a control, value that a client sends, value that is tak
     ("Frames a second", None, None),
     ("Field of view", "wide", None),
     ("Upload", 1, None),
+    ("Background", "pink", None),
+    ("Cameras", 2, None),
     ("Largest side", 40000, 2048),
     ("Depths", [-1e9, 1.0], (0.0, 1.0)),
     ("Output", ["nothing"], None),

@@ -19,6 +19,8 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from playwright.sync_api import sync_playwright  # noqa: E402
 
+from scripts.bench_viewer import FakeBrowser  # noqa: E402
+from tests.test_viewer import MALFORMED  # noqa: E402
 from tests.toy_scene import small_options  # noqa: E402
 from tests.trainers import make_trainer  # noqa: E402
 from tests.viewing import served, wait_for  # noqa: E402
@@ -138,8 +140,23 @@ def test_cameras_are_shown_to_who_wants_them_but_not_in_front_of_their_own_pictu
     wait_for(lambda: np.abs(seen(viewer, page, behind) - from_behind).mean() < 0.001)
 
 
+def test_a_hostile_client_does_not_disturb_a_browser(viewer, page, capfd):
+    was = seen(viewer, page, viewer.scene.cameras.camera_to_world[1].double().numpy())
+    for message in MALFORMED:
+        hostile = FakeBrowser(viewer.page.address, (40000, 40000))
+        hostile.connection.send(message)
+        hostile.send((1.0, 0.5, 1.0))
+        hostile.close()
+    wait_for(lambda: len(viewer.sessions) == 1)
+    assert np.array_equal(seen(viewer, page, viewer.scene.cameras.camera_to_world[1].double().numpy()), was)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_what_is_rendered_is_kept_and_saved_by_the_browser_and_the_command_is_copied(viewer, page):
-    folder = viewer.scene.folder.path
+    def kept(name: str) -> bytes | None:
+        file = viewer.scene.folder.path / "render" / name
+        return file.read_bytes() if file.exists() else None
+
     assert "a run" in page.title()
     tab(page, "Path")
     for label, value in (("Width", "40"), ("Height", "30"), ("Frames a second", "5")):
@@ -147,10 +164,10 @@ def test_what_is_rendered_is_kept_and_saved_by_the_browser_and_the_command_is_co
         page.keyboard.press("Enter")
     with page.expect_download() as saved:
         page.get_by_role("button", name="Render this view").click()
-    assert saved.value.path().read_bytes() == (folder / "render/still_1/color.png").read_bytes()
+    wait_for(lambda: kept("still_1/color.png") == saved.value.path().read_bytes())
     page.get_by_role("button", name="Orbit").click()
     with page.expect_download() as saved:
         page.get_by_role("button", name="Render video").click()
-    assert saved.value.path().read_bytes() == (folder / "render/video_1/color.mp4").read_bytes()
+    wait_for(lambda: kept("video_1/color.mp4") == saved.value.path().read_bytes())
     page.get_by_role("button", name="Copy this view as a command").click()
     wait_for(lambda: "nerfkit render" in page.evaluate("navigator.clipboard.readText()"))

@@ -143,8 +143,7 @@ class Page:
         from viser import _messages
 
         self.server.gui.set_panel_label(title)
-        script = _messages.RunJavascriptMessage(f"document.title = {json.dumps(title)}")
-        self.server._websock_server.queue_message(script)
+        self.server._connection.queue_message(_messages.RunJavascriptMessage(f"document.title = {json.dumps(title)}"))
 
     @property
     def address(self) -> str:
