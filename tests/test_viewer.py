@@ -3,6 +3,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import queue
 import socket
@@ -303,7 +304,8 @@ MALFORMED = [  # messages on a websocket
 ]  # fmt: skip
 
 
-def test_what_is_not_understood_is_told_in_a_line_and_others_see_on(viewer, browser, capfd):
+def test_what_is_not_understood_is_told_in_a_line_and_others_see_on(viewer, browser, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("websockets.client"), "disabled", True)  # of the test's own clients
     at(browser)
     for message in MALFORMED:
         hostile = FakeBrowser(viewer.page.address, SIZE)
