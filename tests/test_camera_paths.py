@@ -11,7 +11,17 @@ import torch
 
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import SceneError
-from nerfkit.rendering.paths import CameraPath, Keyframe, read_camera_path, read_path, with_size
+from nerfkit.rendering.paths import (
+    CameraPath,
+    Keyframe,
+    along,
+    pinholes,
+    read_camera_path,
+    read_path,
+    sway,
+    views_surround,
+    with_size,
+)
 from tests.test_crop import FRAME, UTM
 from tests.toy_scene import look_at
 
@@ -118,6 +128,31 @@ def test_the_camera_is_at_a_keyframe_at_its_time_and_moves_smoothly(path):
     assert np.allclose(rotations @ rotations.swapaxes(1, 2), np.eye(3), atol=1e-6)
     steps = np.linalg.norm(np.diff(poses[:, :, 3], axis=0), axis=1)
     assert 0 < steps.min() and steps.max() < 0.5
+
+
+def test_between_keyframes_that_look_at_one_point_the_way_to_it_is_between_theirs():
+    """An orbit of few keyframes stays a circle; where cameras look side by side, or from one place, nothing changes."""
+    orbit = [Keyframe(pose(4.03 * np.array([math.cos(a), math.sin(a), 0.3])), 0.8) for a in (0.0, 2.0, 4.0)]
+    for keys, loop in ((orbit, False), (orbit, True), (orbit[:2], False)):
+        eyes = CameraPath(keys, loop).cameras().positions.double()
+        assert np.allclose(np.linalg.norm(eyes, axis=1), np.linalg.norm(keys[0].pose[:, 3]), rtol=1e-5)
+    beside = [pose((2.0, 0, 1)) + [0, 0, 0, by] for by in range(3)]
+    turned = [np.column_stack([pose(eye)[:, :3], np.ones(3)]) for eye in EYES]
+    for keys in ([Keyframe(matrix, 0.8) for matrix in poses] for poses in (beside, turned)):
+        poses = torch.from_numpy(np.stack([key.pose for key in keys]))
+        wanted = along(poses, torch.tensor([0.5, 1.5]).double(), False)
+        assert np.array_equal(CameraPath(keys).at(np.array([1.0, 3.0]))[0], wanted)
+
+
+def test_a_path_about_a_scene_that_is_seen_from_one_side_stays_among_its_cameras():
+    eyes = torch.tensor([[x, y, 5.0] for x in (-1.0, 0, 1) for y in (-0.5, 0, 0.5)])
+    up, target = torch.tensor([0.0, 1, 0]), torch.zeros(3)
+    like = pinholes(np.stack([np.column_stack([np.eye(3), eye]) for eye in eyes]), [0.7] * len(eyes), (64, 48))
+    cameras = sway(like, target, up, 12)
+    assert not views_surround(like, target, up)
+    assert (cameras.positions.abs() <= torch.tensor([1.0, 0.5, 5.1])).all() and cameras.positions[:, 0].max() > 0.5
+    ahead = -cameras.camera_to_world[:, :, 2]
+    assert torch.allclose(ahead, torch.nn.functional.normalize(target - cameras.positions, dim=-1), atol=1e-5)
 
 
 def test_a_loop_comes_back_without_showing_its_first_frame_twice(path):

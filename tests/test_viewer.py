@@ -2,6 +2,8 @@
 """The viewer's page, with clients that speak its protocol: pictures, files, a training, those that leave, an end."""
 
 import asyncio
+import gc
+import logging
 import os
 import queue
 import socket
@@ -16,11 +18,13 @@ import torch
 if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
+from msgspec.msgpack import encode as msgpack
+
 from nerfkit.crop import Crop, read_crop
 from nerfkit.device import seed_everything
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.paths import CameraPath, Keyframe, read_path
+from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
@@ -147,6 +151,19 @@ def test_a_click_on_a_training_camera_goes_there_and_next_goes_on(viewer, browse
     assert session.current_view() == 7
 
 
+def test_a_click_says_how_deep_it_is_there(viewer, browser, session):
+    scene, pose = viewer.scene, viewer.scene.cameras.camera_to_world[1]
+    click = {"type": "ScenePointerMessage", "event_type": "click", "screen_pos": [[0.5, 0.5]], "modifier": None}
+    for direction in ([float("nan")] * 3, (-pose[:, 2]).tolist()):
+        browser.tell(click | {"ray_origin": pose[:, 3].tolist(), "ray_direction": direction})
+    text = wait_for(lambda: "deep" in session.probed.content and session.probed.content)
+    cameras = pinholes([pose], [1e-3], (1, 1))
+    depth = float(ImageRenderer(scene.model, scene.background)(cameras, 0, ("depth",))["depth_ray"])
+    assert f" {depth:.3g}" in text
+    browser.tell(click | {"ray_origin": pose[:, 3].tolist(), "ray_direction": pose[:, 2].tolist()})  # backwards
+    wait_for(lambda: "nothing" in session.probed.content)
+
+
 def test_the_crop_is_drawn_and_kept(viewer, browser, folder):
     whole = at(browser)
     panel = viewer.panels.crop
@@ -181,6 +198,18 @@ def test_a_path_is_kept_rendered_and_played(viewer, browser, session, folder):
     assert np.allclose(session.client.camera.position, (0.5, 2.5, 1.0), atol=0.2)
 
 
+def test_presets_go_about_the_scene_or_through_its_views(viewer):
+    panel, positions = viewer.panels.path, viewer.scene.cameras.positions.numpy()
+    middle = viewer.scene.box.mean(0)
+    for preset, loop in (("Orbit", True), ("Spiral", True), ("Views", False)):
+        panel._start(preset)
+        eyes = panel.path.cameras().positions.numpy()
+        assert panel.path.loop is loop and panel.actions.visible and len(eyes) > 60
+        way = np.linalg.norm(positions - middle, axis=1).mean()
+        assert not loop or np.linalg.norm(eyes - middle, axis=1) == pytest.approx(way, rel=1e-3)
+    assert np.allclose(eyes[[0, -1]], positions[[0, -1]], atol=1e-4)
+
+
 def test_an_error_in_a_panel_is_told_and_the_viewer_goes_on(viewer, browser, capfd):
     viewer.panels.crop.tick = lambda now: 1 / 0
     assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
@@ -199,6 +228,8 @@ TOO_MUCH = [  # label of a control, value that a client sends, value that is tak
     ("Frames a second", None, None),
     ("Field of view", "wide", None),
     ("Upload", 1, None),
+    ("Background", "pink", None),
+    ("Cameras", 2, None),
     ("Largest side", 40000, 2048),
     ("Depths", [-1e9, 1.0], (0.0, 1.0)),
     ("Output", ["nothing"], None),
@@ -262,11 +293,36 @@ def test_a_proxy_is_let_through_by_its_name():
     answer = http_get(page.port, "localhost", "Origin: https://viewer.example.org\r\n")
     page.stop()
     assert b" 200 " in answer and b"wss://viewer.example.org" in answer
+    assert "Viewer.example.org" in page.how_to_reach() and "Upgrade" in page.how_to_reach()
 
 
-def http_get(port: int, host: str, more: str = "") -> bytes:
+MALFORMED = [  # messages on a websocket
+    b"", b"\xc1", b"\xff" * 100, "text", msgpack([1]), msgpack({}), msgpack({"type": "Nothing"}), msgpack({"type": 1}),
+    msgpack({"type": "GuiUpdateMessage"}), msgpack({"type": "GuiUpdateMessage", "uuid": [], "updates": {"value": 1}}),
+    msgpack({"type": "ViewerCameraMessage", "wxyz": "w"}), msgpack({"type": "ScenePointerMessage"}),
+    msgpack({"type": "CommandTriggerMessage", "uuid": "\x1b[31m" + "x" * 10000}),
+]  # fmt: skip
+
+
+def test_what_is_not_understood_is_told_in_a_line_and_others_see_on(viewer, browser, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("websockets.client"), "disabled", True)  # of the test's own clients
+    at(browser)
+    for message in MALFORMED:
+        hostile = FakeBrowser(viewer.page.address, SIZE)
+        hostile.connection.send(message)
+        hostile.send((1.0, 0.5, 1.0))
+        hostile.close()
+    for path in ("/" + "x" * 300, "/%00", "/\xff", "/?" + "y" * 5000):
+        assert http_get(viewer.page.port, "localhost", path=path).startswith(b"HTTP/1.1 ")
+    assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
+    gc.collect()  # of tasks that failed
+    lines = capfd.readouterr().err.splitlines()
+    assert lines and all(line.startswith("viewer: ") and len(line) < 400 and line.isprintable() for line in lines)
+
+
+def http_get(port: int, host: str, more: str = "", path: str = "/") -> bytes:
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\n{more}Connection: close\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}Connection: close\r\n\r\n".encode())
         return connection.makefile("rb").read(4096)
 
 

@@ -3,7 +3,9 @@
 
 import os
 import shutil
+import time
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 
@@ -17,6 +19,9 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from playwright.sync_api import sync_playwright  # noqa: E402
 
+from scripts.bench_viewer import FakeBrowser  # noqa: E402
+from tests.test_viewer import MALFORMED  # noqa: E402
+from tests.toy_scene import small_options  # noqa: E402
 from tests.trainers import make_trainer  # noqa: E402
 from tests.viewing import served, wait_for  # noqa: E402
 
@@ -29,7 +34,16 @@ ARGUMENTS = (
 WINDOW = {"width": 800, "height": 400}  # a narrow one has its panel below the picture
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def viewer(tmp_path_factory, toy_scene):
+    folder, config = tmp_path_factory.mktemp("viewer") / "a run", small_options(toy_scene)
+    config.trainer.steps = 150
+    make_trainer(config).train(folder)
+    with served(folder) as viewer:
+        yield viewer
+
+
+@pytest.fixture(scope="module")
 def browser():
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
@@ -37,40 +51,123 @@ def browser():
         browser.close()
 
 
+@pytest.fixture
+def page(viewer, browser):
+    """The viewer's page, whose picture is there."""
+    context = browser.new_context(viewport=WINDOW, permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.asked, page.errors = [], []
+    context.on("request", lambda request: page.asked.append(request.url))
+    page.on("pageerror", lambda error: page.errors.append(error))
+    page.goto(viewer.page.address)
+    wait_for(lambda: viewer.sessions)
+    rest(viewer)
+    yield page
+    assert not page.errors
+    context.close()
+    wait_for(lambda: not viewer.sessions and not viewer.engine.clients)
+
+
+@pytest.fixture
+def client(viewer, page):
+    return next(iter(viewer.sessions.values())).client
+
+
+def rest(viewer) -> None:
+    """Wait until the last picture is there."""
+    wait_for(lambda: viewer.engine.clients and all(c.stage > 2 for c in viewer.engine.clients.values()))
+
+
+def seen(viewer, page, pose) -> np.ndarray:
+    """What the window shows from a pose, beside the panel."""
+    (session,) = viewer.sessions.values()
+    session.go(pose, session.client.camera.fov)
+    wait_for(
+        lambda: np.allclose(viewer.engine.clients[session.client.client_id].request.camera.matrix, pose, atol=1e-3)
+    )
+    rest(viewer)
+    before, image = None, window(page)
+    while not np.array_equal(before, image):  # until the browser has drawn it
+        time.sleep(0.3)
+        before, image = image, window(page)
+    return image
+
+
+def window(page) -> np.ndarray:
+    image = page.screenshot(clip={"x": 0, "y": 160, "width": 400, "height": 200})
+    return imageio.imread(image)[..., :3] / 255
+
+
+def tab(page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
 def shown(client, width: int = 160, height: int = 120) -> np.ndarray:
     """What the browser shows besides its panels, [H, W, 3] in [0, 1]."""
     return client.get_render(height, width, timeout=30) / 255
 
 
-def test_the_viewer_in_a_browser(small_config, tmp_path, browser):
-    small_config.trainer.steps = 300
-    make_trainer(small_config).train(tmp_path / "run")
-    with served(tmp_path / "run") as viewer:
-        asked = []
-        context = browser.new_context(viewport=WINDOW)
-        context.on("request", lambda request: asked.append(request.url))
-        page = context.new_page()
-        page.goto(viewer.page.address)
-        (session,) = wait_for(lambda: list(viewer.sessions.values()))
-        client = session.client
-        wait_for(lambda: viewer.engine.clients and all(c.stage > 2 for c in viewer.engine.clients.values()))
+def test_the_picture_is_what_the_renderer_renders_and_the_mouse_moves_it(viewer, page, client):
+    wait_for(lambda: shown(client).std() > 0.05)  # not of one color
+    image, (session,) = shown(client), viewer.sessions.values()
+    wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(session.viewpoint().cameras(160, 120), 0)
+    wanted = wanted["rgb"].numpy()
+    assert np.abs(image.mean((0, 1)) - wanted.mean((0, 1))).max() < 0.02
+    assert np.abs(image - wanted).mean() < 0.04
+    was = client.camera.position.copy()
+    page.mouse.move(100, 160)
+    page.mouse.down()
+    page.mouse.move(180, 170, steps=4)
+    page.mouse.up()
+    wait_for(lambda: np.abs(client.camera.position - was).max() > 0.1)
+    wait_for(lambda: np.abs(shown(client) - image).mean() > 0.01)
+    foreign = [url for url in page.asked if not url.startswith((viewer.page.address, "blob:", "data:"))]
+    assert page.asked and not foreign
 
-        wait_for(lambda: shown(client).std() > 0.05)  # not of one color
-        image = shown(client)
-        wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(session.viewpoint().cameras(160, 120), 0)
-        wanted = wanted["rgb"].numpy()
-        assert np.abs(image.mean((0, 1)) - wanted.mean((0, 1))).max() < 0.02
-        assert np.abs(image - wanted).mean() < 0.04
 
-        was = client.camera.position.copy()
-        page.mouse.move(100, 160)
-        page.mouse.down()
-        page.mouse.move(180, 170, steps=4)
-        page.mouse.up()
-        wait_for(lambda: np.abs(client.camera.position - was).max() > 0.1)
-        wait_for(lambda: np.abs(shown(client) - image).mean() > 0.01)
+def test_cameras_are_shown_to_who_wants_them_but_not_in_front_of_their_own_picture(viewer, page):
+    pose = viewer.scene.cameras.camera_to_world[2].double().numpy()
+    behind = pose + np.pad(pose[:, 2:3], ((0, 0), (3, 0)))
+    at_it, from_behind = [seen(viewer, page, place) for place in (pose, behind)]
+    for view, frustum in viewer.panels.cameras.frusta.items():
+        frustum.visible = view == 2
+    tab(page, "Scene")
+    page.get_by_label("Cameras", exact=True).click()
+    wait_for(lambda: not viewer.engine.jobs)  # thumbnails are there
+    wait_for(lambda: np.abs(seen(viewer, page, behind) - from_behind).mean() > 0.002)
+    assert np.abs(seen(viewer, page, pose) - at_it).mean() < 0.002
+    page.get_by_label("Cameras", exact=True).click()
+    wait_for(lambda: np.abs(seen(viewer, page, behind) - from_behind).mean() < 0.001)
 
-        foreign = [url for url in asked if not url.startswith((viewer.page.address, "blob:", "data:"))]
-        assert asked and not foreign
-        context.close()
-        wait_for(lambda: not viewer.sessions and not viewer.engine.clients)
+
+def test_a_hostile_client_does_not_disturb_a_browser(viewer, page):
+    pose = viewer.scene.cameras.camera_to_world[1].double().numpy()
+    was = seen(viewer, page, pose)
+    for message in MALFORMED:
+        hostile = FakeBrowser(viewer.page.address, (40000, 40000))
+        hostile.connection.send(message)
+        hostile.send((1.0, 0.5, 1.0))
+        hostile.close()
+    wait_for(lambda: len(viewer.sessions) == 1)
+    assert np.array_equal(seen(viewer, page, pose), was)
+
+
+def test_what_is_rendered_is_kept_and_saved_by_the_browser_and_the_command_is_copied(viewer, page):
+    def kept(name: str) -> bytes | None:
+        file = viewer.scene.folder.path / "render" / name
+        return file.read_bytes() if file.exists() else None
+
+    assert "a run" in page.title()
+    tab(page, "Path")
+    for label, value in (("Width", "40"), ("Height", "30"), ("Frames a second", "5")):
+        page.get_by_label(label).fill(value)
+        page.keyboard.press("Enter")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Render this view").click()
+    wait_for(lambda: kept("still_1/color.png") == saved.value.path().read_bytes())
+    page.get_by_role("button", name="Orbit").click()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Render video").click()
+    wait_for(lambda: kept("video_1/color.mp4") == saved.value.path().read_bytes())
+    page.get_by_role("button", name="Copy this view as a command").click()
+    wait_for(lambda: "nerfkit render" in page.evaluate("navigator.clipboard.readText()"))

@@ -81,11 +81,23 @@ def test_a_camera_that_moved_gets_a_small_picture_then_the_full_one_then_a_fine_
     world.ask()
     world.run(5)
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FINE]
-    assert [drawn.size for drawn in world.drawn] == [(128, 96), (640, 480), (1280, 960)]
+    assert [drawn.size for drawn in world.drawn] == [(64, 48), (640, 480), (1280, 960)]
     assert world.drawn[1].at >= STILL_AFTER
     world.ask()  # the same again
     world.run(1)
     assert len(world.drawn) == 3, "nothing has changed"
+
+
+def test_a_picture_that_takes_long_becomes_finer_step_by_step_and_says_how_far_it_is():
+    world, shares = World(per_ray=1e-4), []
+    world.ask()
+    while len(world.drawn) < 5:
+        world.run(1e-9)
+        shares.append(world.engine.progress(0))
+    assert [drawn.size[0] for drawn in world.drawn] == [64, 163, 327, 640, 1280]
+    assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FULL, FULL, FINE]
+    assert world.drawn[0].at < 0.4 and world.drawn[1].at < 3
+    assert ((640, 480), pytest.approx(0.5, abs=0.01)) in shares and world.engine.progress(1) is None
 
 
 def test_the_newest_request_replaces_a_full_picture_at_once():

@@ -26,12 +26,12 @@ from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.stages import Decoder
 from nerfkit.rendering.images import colorize
-from nerfkit.rendering.paths import CameraPath, Keyframe
+from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import ModelFrame, depth_range, nearest_view, viewpoint
+from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, depth_range, nearest_view, viewpoint
 from nerfkit.viewer.page import Page, ViewerOptions
-from nerfkit.viewer.panels.path import VideoControls
+from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
 from nerfkit.viewer.session import Session, State
 from scripts.bench_viewer import FakeBrowser
@@ -68,7 +68,9 @@ def session(shown) -> Session:
 def video(session) -> VideoControls:
     """Of one camera that looks at the scene."""
     path = CameraPath([Keyframe(pose_of((2.5, 0.5, 1.0), (0.0, 0, 0)), 0.6)], fps=5, size=SIZE)
-    return VideoControls(MagicMock(), session.state, SimpleNamespace(path=path))
+    panel = SimpleNamespace(path=path)
+    panel.files = PathFiles(MagicMock(), session.state, panel)
+    return VideoControls(MagicMock(), session.state, panel)
 
 
 def pose_of(eye, target) -> np.ndarray:
@@ -100,6 +102,42 @@ def test_a_video_shows_the_crop_alone(session, video):
         assert name.endswith(".mp4") and frame.shape == (SIZE[1], SIZE[0], 3)
         means.append(frame.mean())
     assert means[0] < 240 and means[1] == pytest.approx(means[0], abs=1) and means[2] > 253
+
+
+@pytest.mark.parametrize("output", ["color", "error"])
+def test_a_picture_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown, session, video, output):
+    shown.add_images(shown.cameras)
+    session.look = replace(session.look, output=output, split=0.5)
+    video.panel.path.size = (50, 30)
+    here = viewpoint((1.0, 0, 0, 0), (0.0, 0, -2.5), 0.7)
+    video._start(session, here)
+    while session.state.engine.jobs:
+        session.state.engine.step()
+    name, content = session.client.send_file_download.call_args.args
+    frame = ModelFrame(shown, here, 50, 30, session.shown_look())
+    frame.render(0, frame.n_rays)
+    assert name == f"still_{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
+
+
+def test_what_no_training_view_saw_fades_in_the_viewer(shown):
+    """What the one training view shows is as it is rendered, nothing here; around it is gray in a wider picture."""
+    pose, images = pose_of((2.5, 0.5, 1.0), (5.0, 1, 2)), {}
+    shown.cameras = pinholes([pose], [0.7], (64, 64))
+    for fov in (0.7, 1.2):
+        for fades in (False, True):
+            frame = ModelFrame(shown, Viewpoint.of(pose, fov), 64, 64, Look(fades=fades))
+            frame.render(0, frame.n_rays)
+            images[fov, fades] = frame.finish()
+    assert np.array_equal(images[0.7, True], images[0.7, False])
+    assert (images[1.2, True][20:44, 20:44] == 255).all()
+    assert (images[1.2, True][0] == round(0.35 * 255)).all()
+
+
+@pytest.mark.parametrize("name, level", [("of the run", 255), ("gray", 128), ("black", 0)])
+def test_the_background_is_what_was_asked_for(shown, name, level):
+    away = ModelFrame(shown, viewpoint((1.0, 0, 0, 0), (0.0, 0, 9.0), 0.7), 4, 4, Look(background=name))
+    away.render(0, 16)
+    assert (away.finish() == level).all()
 
 
 def test_there_is_no_video_of_errors(session, video):
@@ -217,9 +255,9 @@ def of_type(run: Watched, kind: str) -> list[dict]:
     return [message for message in run.browser.messages if message["type"] == kind]
 
 
-def test_a_browser_that_vanishes_takes_its_video_with_it_and_the_training_forgets_it(watched, monkeypatch):
+def test_a_video_outlives_its_browser_and_is_kept_and_the_training_forgets_it(watched, monkeypatch):
     monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.1)
-    run = watched(seconds=100.0)
+    run = watched(seconds=1.0)
 
     def is_over() -> bool:
         if len(run.rendered_at) == 2:
@@ -228,3 +266,10 @@ def test_a_browser_that_vanishes_takes_its_video_with_it_and_the_training_forget
 
     run.train(is_over)
     assert not run.viewer.engine.jobs and run.video.job is None and not run.video.cancel.visible
+    assert len(imageio.imread(run.folder.path / "render/video_1/color.mp4")) == 5
+    (run.folder.path / "elsewhere").mkdir()
+    (run.folder.path / "elsewhere" / "secret.mp4").touch()
+    (run.folder.path / "render" / "link").symlink_to(run.folder.path / "elsewhere")
+    files = run.viewer.panels.path.files
+    files._list()
+    assert files.listed.options == ("render/video_1/color.mp4",) and files.use.visible

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from nerfkit.training.run.load import Run, load_run
 PATH_FILE = "path.json"  # in the frame of the scene's files
 LEGEND = "legend_"  # in a picture of its own: those of depths are read by programs, too
 FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views
-MAX_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
 BYTES_PER_PIXEL = {  # of values, previews and files in memory
     "rgb": 24, "depth": 40, "median_depth": 40, "opacity": 24, "normal": 48,
 }  # fmt: skip
@@ -86,14 +84,13 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
 def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     """Cameras of --path in the size of --size; sets options.path to what `auto` means for the run."""
     like, n_frames, splits = run.cameras("train"), options.frames or FRAMES, run.scene.splits
+    target, up = torch.tensor(run.config.data.box).view(2, 3).mean(0), torch.tensor(run.scene.up)
     if options.path == "auto":
-        options.path = "orbit" if views_surround(run) else "interpolate"
+        options.path = "orbit" if paths.views_surround(like, target, up) else "interpolate"
     path, is_file = options.path, options.path.endswith(".json")
     with_cameras = [*splits, *run.scene.paths]
     if options.frames and (is_file or path in with_cameras):
         raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --path")
-    box = torch.tensor(run.config.data.box).view(2, 3)
-    target, up = box.mean(0), torch.tensor(run.scene.up)
     if is_file:
         cameras = paths.read_path(Path(path), like.size(0), options.size, run.frame)
     elif path in with_cameras:
@@ -101,8 +98,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     elif path == "orbit":
         elevation = paths.ELEVATION
         if run.frame is not None and run.frame.kind != "object":  # the mean of the views'
-            heights = torch.nn.functional.normalize(like.positions - target, dim=-1) @ up
-            elevation = math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
+            elevation = paths.mean_elevation(like, target, up)
         cameras = paths.orbit(like, target, up, n_frames, elevation)
     elif path == "spiral":
         cameras = paths.spiral(like, target, up, n_frames)
@@ -113,18 +109,6 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         known = ["auto", "orbit", "spiral", "interpolate", *with_cameras]
         raise UserError(f"--path {path!r} is none of {', '.join(known)}, or a FILE.json{did_you_mean(path, known)}")
     return cameras if options.size is None else paths.with_size(cameras, *options.size)
-
-
-def views_surround(run: Run) -> bool:
-    """Whether the training cameras stand around the box and look inwards, so that a circle stays near them."""
-    target, cameras = torch.tensor(run.config.data.box).view(2, 3).mean(0), run.cameras("train")
-    offset, up = cameras.positions - target, torch.tensor(run.scene.up)
-    if ((offset * cameras.camera_to_world[:, :, 2]).sum(-1) < 0).float().mean() > 0.5:
-        return False  # most look outwards
-    across = torch.linalg.cross(torch.eye(3)[up.abs().argmin()], up)
-    angles = torch.atan2(offset @ torch.linalg.cross(up, across), offset @ across).sort().values
-    gaps = torch.cat([angles.diff(), angles[:1] + 2 * math.pi - angles[-1:]])
-    return bool(gaps.max() < math.radians(MAX_GAP))
 
 
 def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]], processes: Processes) -> OwnFolder:

@@ -17,7 +17,7 @@ import numpy as np
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import ReportOptions
 from nerfkit.commands.render import FILES, LEGEND
-from nerfkit.commands.summary import metrics_in, of_scores, without_scores
+from nerfkit.commands.summary import without_scores
 from nerfkit.config.files import read_decisions
 from nerfkit.config.recipe import value_text
 from nerfkit.data.images.pixels import image_header, read_image
@@ -77,13 +77,13 @@ def page_of(folder: RunFolder) -> str:
         ("How to repeat it; the second text is config.toml", codes),
     ]
     text = "".join(f"<h2>{_text(title)}</h2>\n{content}" for title, content in sections if content)
-    outcome = of_scores(file) if file.exists() else without_scores(run)
+    outcome = run_files.of_scores(file) if file.exists() else without_scores(run)
     return f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>\n<p>{_text(outcome)}</p>\n{text}"
 
 
 def scores(file: Path) -> list[tuple[str, str]]:
     """Sections on each view's scores, the worst first, and on how they were taken."""
-    with metrics_in(file) as metrics:
+    with run_files.metrics_in(file) as metrics:
         names = [name for name, score in metrics["views"][0].items() if isinstance(score, float)]
         worst = sorted(metrics["views"], key=lambda row: row["psnr"])
         rows = [(shown(row["view"], 100), *(f"{row[name]:.4f}" for name in names)) for row in worst]

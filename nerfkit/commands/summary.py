@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import SummaryOptions
-from nerfkit.errors import RunError
-from nerfkit.reading import read_json
 from nerfkit.training.run import files as run_files
 
 
@@ -19,7 +14,7 @@ def main(options: SummaryOptions) -> int:
     folder = options.run
     split = run_files.read_config(folder).eval.split
     file = run_files.scores_file(folder, split)
-    print(f"\n{folder}: {of_scores(file) if file.exists() else without_scores(folder)}")
+    print(f"\n{folder}: {run_files.of_scores(file) if file.exists() else without_scores(folder)}")
     if doubt := run_files.doubt_of(run_files.read_lines(folder)):
         print(f"  warning: {doubt}")
     kinds = {
@@ -35,25 +30,6 @@ def main(options: SummaryOptions) -> int:
             if path.exists():
                 print(f"  {kind:<23} {path}")
     return 0
-
-
-@contextmanager
-def metrics_in(file: Path) -> Iterator[dict[str, Any]]:
-    """The scores in a file; raises RunError if that, or what the block makes of it, shows that it was edited."""
-    try:
-        yield read_json(file, RunError, "the scores")
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
-
-
-def of_scores(file: Path) -> str:
-    """The scores in a file, and after which training, in a line."""
-    with metrics_in(file) as metrics:
-        protocol = metrics["protocol"]
-        return (
-            f"{run_files.in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
-            f"views of {protocol['size']}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
-        )
 
 
 def without_scores(folder: Path) -> str:

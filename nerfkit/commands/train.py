@@ -42,7 +42,7 @@ def main(options: TrainOptions, processes: Processes = ALONE) -> int:
     """Train, score, and show the training in a browser if that is asked for."""
     device = pick_device(processes.join(options.device))
     check_before_reading(options, device, processes)
-    page = Page(options.viewer, "nerfkit") if options.viewer.on else None  # fails, if it does, before anything is read
+    page = Page(options.viewer, "nerfkit: reading") if options.viewer.on else None  # fails before anything is read
     try:
         return train(options, device, page, processes)
     finally:

@@ -48,6 +48,8 @@ from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
 ELEVATION = 25.0  # degrees, of an orbit
+MAX_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
+AIMED = 0.05  # of the way to a point, by which cameras that look at it may miss it
 PATH_KEY = "camera_path"
 FOV_LIMITS = (0.1, 179.0)  # degrees
 NERFSTUDIO_FPS = 24  # of a file of nerfstudio's that is written
@@ -88,6 +90,34 @@ def _around(like: Cameras, target: Tensor, up: Tensor, azimuths: Tensor, elevati
     return _with_poses(like, look_at(eyes, target, up))
 
 
+def sway(like: Cameras, target: Tensor, up: Tensor, n_frames: int) -> Cameras:
+    """An ellipse among cameras that look one way, as wide as they are spread, looking at `target`. Closed."""
+    middle = like.positions.mean(dim=0)
+    right = F.normalize(torch.linalg.cross(target - middle, up), dim=0)
+    axes = torch.stack([right, F.normalize(torch.linalg.cross(right, target - middle), dim=0)])  # [2, 3]
+    spread = ((like.positions - middle) @ axes.T).square().mean(dim=0).sqrt()
+    angles = torch.arange(n_frames) / n_frames * 2 * math.pi
+    eyes = middle + (torch.stack([torch.cos(angles), torch.sin(angles)], dim=1) * spread) @ axes
+    return _with_poses(like, look_at(eyes, target, up))
+
+
+def views_surround(cameras: Cameras, target: Tensor, up: Tensor) -> bool:
+    """Whether cameras stand around `target` and look inwards, so that a circle stays near them."""
+    offset = cameras.positions - target
+    if ((offset * cameras.camera_to_world[:, :, 2]).sum(-1) < 0).float().mean() > 0.5:
+        return False  # most look outwards
+    across = torch.linalg.cross(torch.eye(3)[up.abs().argmin()], up)
+    angles = torch.atan2(offset @ torch.linalg.cross(up, across), offset @ across).sort().values
+    gaps = torch.cat([angles.diff(), angles[:1] + 2 * math.pi - angles[-1:]])
+    return bool(gaps.max() < math.radians(MAX_GAP))
+
+
+def mean_elevation(cameras: Cameras, target: Tensor, up: Tensor) -> float:
+    """Of cameras above the plane through `target` [degrees]."""
+    heights = F.normalize(cameras.positions - target, dim=-1) @ up
+    return math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
+
+
 def interpolate(like: Cameras, n_frames: int) -> Cameras:
     """A closed smooth path through the cameras `like`, in their order: Catmull-Rom splines of position and axes."""
     n = len(like)
@@ -110,6 +140,27 @@ def along(poses: Tensor, u: Tensor, closed: bool) -> Tensor:
     sign = torch.linalg.det(left @ right)[:, None]
     rotation = torch.cat([left[:, :, :2], left[:, :, 2:] * sign[:, None]], dim=-1) @ right
     return torch.cat([rotation, mixed[:, :, 3:]], dim=-1)
+
+
+def around(poses: Tensor, u: Tensor, closed: bool) -> Tensor:
+    """The same as `along`, but where all poses look at one point, between any two the way to it is between theirs."""
+    target = looked_at(poses)
+    if target is None:
+        return along(poses, u, closed)
+    offset = poses[:, :, 3] - target
+    way = offset.norm(dim=-1, keepdim=True).expand(-1, 3)  # [K, 3]
+    mixed = along(torch.cat([poses[:, :, :3], (offset / way)[..., None], way[..., None]], dim=-1), u, closed)
+    return torch.cat([mixed[:, :, :3], (target + F.normalize(mixed[:, :, 3], dim=-1) * mixed[:, :, 4])[..., None]], -1)
+
+
+def looked_at(poses: Tensor) -> Tensor | None:
+    """The point [3] that all poses [K, 3, 4] look at, within a share AIMED of their ways to it; None of others."""
+    eyes, ahead = poses[:, :, 3], -poses[:, :, 2]
+    across = torch.eye(3, dtype=poses.dtype) - ahead[:, :, None] * ahead[:, None]  # [K, 3, 3]
+    target = torch.linalg.lstsq(across.sum(0), (across @ eyes[..., None]).sum(0), driver="gelsd").solution[:, 0]
+    way = ((target - eyes) * ahead).sum(-1)  # [K]
+    miss = (eyes + way[:, None] * ahead - target).norm(dim=-1)
+    return target if bool((way > 0).all() and (miss <= AIMED * way).all()) else None
 
 
 def _with_poses(like: Cameras, poses: Tensor) -> Cameras:
@@ -244,7 +295,7 @@ class CameraPath:
         u = np.interp(times, starts, numbers)  # in keyframes
         poses = torch.from_numpy(np.stack([key.pose for key in self.keyframes])).double()  # [K, 3, 4]
         if len(poses) > 1:
-            poses = along(poses, torch.from_numpy(u), self.loop)
+            poses = around(poses, torch.from_numpy(u), self.loop)
         return poses.expand(len(u), 3, 4).numpy(), np.interp(u, numbers, [key.fov for key in keys])
 
     def cameras(self) -> Cameras:

@@ -2,9 +2,9 @@
 """Which frame is drawn next: requests of clients in, frames out; knows no browser and no model.
 
 While a camera moves, frames are as small as they must be to follow it. When it has stood still for a moment, the full
-frame is drawn, and then once more with four rays a pixel. A frame is drawn in chunks of milliseconds; between two of
-them, a newer request of the same client replaces a full frame. `request` and `forget` may be called from any thread;
-everything else belongs to the one thread that renders.
+frame is drawn, after smaller ones where it takes long, and then once more with four rays a pixel. A frame is drawn in
+chunks of milliseconds; between two of them, a newer request of the same client replaces a full frame. `request` and
+`forget` may be called from any thread; everything else belongs to the one thread that renders.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from nerfkit.viewer.pacing import AWAITED, SHOWN, Chunk, Resolution
 
 STILL_AFTER = 0.15  # seconds after the last change
+LONG_FRAME = 2.0  # seconds; before a frame that takes longer, smaller ones are drawn, each of twice the sides
 MOVING, FULL, FINE, DONE = range(4)  # stages of a client, in this order
 
 Job = Generator[None, None, None]  # yields after each slice of work
@@ -38,6 +39,7 @@ class _Client:
     stage: int = MOVING  # of the next frame
     again: bool = False  # whether the full frame has been drawn since the request
     drawn_at: float = 0.0
+    scale: float = 0.0  # of the sides of its last frame
 
 
 @dataclass
@@ -46,6 +48,8 @@ class _Drawing:
     request: Request
     stage: int
     slices: Job | None = None
+    size: tuple[int, int] = (0, 0)
+    share: float = 0.0  # that is done
 
     @property
     def is_wanted(self) -> bool:
@@ -168,6 +172,11 @@ class Engine:
     def is_between_frames(self) -> bool:
         return self._drawing is None
 
+    def progress(self, client: int) -> tuple[tuple[int, int], float] | None:
+        """Width, height and the share that is done of the frame that is drawn for a client, if one is."""
+        drawing = self._drawing
+        return (drawing.size, drawing.share) if drawing is not None and drawing.client.id == client else None
+
     def step_job(self) -> bool:
         if not self.jobs:
             return False
@@ -198,21 +207,24 @@ class Engine:
     def _resolution(self, request: Request) -> Resolution:
         return self.resolutions.setdefault(request.look.output, Resolution())
 
-    def _size(self, request: Request, stage: int) -> tuple[int, int, float]:
-        (width, height), resolution = request.size, self._resolution(request)
-        if stage == FINE:
-            return 2 * width, 2 * height, 2.0
-        if stage == FULL:
-            expected = resolution.seconds(width * height)
-            scale = min(1.0, math.sqrt(self.full_seconds / max(expected, 1e-9)))
-        else:
+    def _scale(self, drawing: _Drawing) -> tuple[float, int]:
+        """Of the sides of a frame, and the stage that is next."""
+        (width, height), resolution = drawing.request.size, self._resolution(drawing.request)
+        if drawing.stage == FINE:
+            return 2.0, DONE
+        if drawing.stage == MOVING:
             scale = resolution.scale(width * height, self.frame_seconds)
-        return max(round(width * scale), 1), max(round(height * scale), 1), scale
+            return scale, FINE if scale == 1.0 else FULL
+        expected = max(resolution.seconds(width * height), 1e-9)
+        last = min(1.0, math.sqrt(self.full_seconds / expected))
+        now = max(2 * drawing.client.scale, math.sqrt(LONG_FRAME / expected))
+        return (now, FULL) if 1.5 * now < last else (last, FINE)
 
     def _slices(self, drawing: _Drawing) -> Generator[None, None, int]:
         """Draw a frame, a chunk at a time, and measure it; returns the stage that is next."""
         request, stage, began = drawing.request, drawing.stage, self.clock()
-        width, height, scale = self._size(request, stage)
+        scale, after = self._scale(drawing)
+        width, height = drawing.size = tuple(max(round(side * scale), 1) for side in request.size)
         frame = self.start(request.camera, width, height, request.look)
         overhead, seconds, done = self.clock() - began, 0.0, 0
         while True:
@@ -221,14 +233,14 @@ class Engine:
             took = self.clock() - began
             self.chunk.add(done - start, took)
             seconds += took
+            drawing.share = done / frame.n_rays
             if done == frame.n_rays:
                 break
             yield
         began = self.clock()
         self.deliver(drawing.client.id, frame.finish(), stage)
-        drawing.client.drawn_at = self.clock()
-        if stage == FINE:
-            return DONE
-        is_full = scale == 1.0
-        self._resolution(request).add(frame.n_rays, seconds, overhead + drawing.client.drawn_at - began, is_full)
-        return FINE if is_full or stage == FULL else FULL
+        drawing.client.drawn_at, drawing.client.scale = self.clock(), scale
+        if stage != FINE:
+            overhead += drawing.client.drawn_at - began
+            self._resolution(request).add(frame.n_rays, seconds, overhead, scale == 1.0)
+        return after

@@ -30,7 +30,9 @@ OUTPUTS = {  # of a look -> what the renderer is asked for
 }  # fmt: skip
 COLORMAPS = ("turbo", "viridis", "inferno", "gray")
 BRIGHTEST_ERROR = 0.25  # mean of the channels' differences
-NO_PHOTO = 0.35  # gray where the training image has no pixel
+NO_PHOTO = 0.35  # gray where the training image has no pixel, or no training image has one
+BACKGROUNDS = {"of the run": None, "white": 1.0, "gray": 0.5, "black": 0.0}
+FADE_SIDE, FADE_WIDTH, FAR = 96, 4, 100.0  # picture of what cameras saw: side, soft edge [pixels]; how far [sizes]
 SPLIT_LINE = (1.0, 0.8, 0.1)
 FOREGROUND = 0.5  # opacity above which a pixel has a depth
 QUANTILES = (0.02, 0.98)  # of the depths, ends of an automatic range
@@ -101,6 +103,8 @@ class Look:
     view: int | None = None  # training image that the frame is compared with, in an error or a split screen
     split: float | None = None  # share of the width, from the left, that is the rendering; the rest is that image
     crop: Crop | None = None  # nothing outside of it is rendered
+    background: str = "of the run"  # of BACKGROUNDS
+    fades: bool = False  # whether what is empty and no training camera saw fades to gray
 
 
 class ModelFrame:
@@ -108,9 +112,11 @@ class ModelFrame:
 
     def __init__(self, scene: ViewerScene, viewpoint: Viewpoint, width: int, height: int, look: Look):
         self.scene, self.look, self.size, self.n_rays = scene, look, (width, height), width * height
-        self.device = scene.background.device
+        self.device, self.viewpoint = scene.background.device, viewpoint
         self.cameras = viewpoint.cameras(width, height).to(self.device)
-        self.renderer = ImageRenderer(scene.model, scene.background, chunk=MAX_CHUNK, stays_on_device=True)
+        level = BACKGROUNDS[look.background]
+        background = scene.background if level is None else torch.full_like(scene.background, level)
+        self.renderer = ImageRenderer(scene.model, background, chunk=MAX_CHUNK, stays_on_device=True)
         self.outputs = (OUTPUTS[look.output], *(["depth"] if look.view is not None else []))
         self.parts: list[dict[str, Tensor]] = []
 
@@ -129,6 +135,8 @@ class ModelFrame:
         values = {name: torch.cat([part[name] for part in self.parts]) for name in self.parts[0]}
         values = {name: value.unflatten(0, (height, width)) for name, value in values.items()}
         image = self._image(values)  # [H, W, 3]
+        if look.fades and look.output == "color":
+            image = self._faded(image, values)
         if look.view is not None:
             photo, known = self._photo(values)
             if look.output == COMPARING:
@@ -148,6 +156,20 @@ class ModelFrame:
             ends = self.look.depth_range or depth_range(values["depth_ray"], values["opacity"])
             return preview("depth_ray", values, ends, colormap)
         return preview(output, values, (0.0, 1.0))
+
+    def _faded(self, image: Tensor, values: dict[str, Tensor]) -> Tensor:
+        """Gray where nothing is that a training camera could have seen: the field ends in steps there."""
+        scale = min(FADE_SIDE / max(self.size), 1.0)
+        width, height = (max(round(side * scale), 1) for side in self.size)
+        rays = self.viewpoint.cameras(width, height).to(self.device).image_rays(0)
+        opaque = F.interpolate(values["opacity"][None, None], (height, width), mode="area") > FOREGROUND
+        seen = self.scene.saw(rays.origins + rays.directions * FAR * self.scene.size).view(1, 1, height, width)
+        sides, kernel = (FADE_WIDTH,) * 4, 2 * FADE_WIDTH + 1
+        share = (
+            F.avg_pool2d(F.pad((opaque | seen).float(), sides, mode="replicate"), kernel, stride=1) * 2 - 1
+        )  # 0 at the edge
+        share = F.interpolate(share.clamp(min=0), self.size[::-1], mode="bilinear")[0, 0, :, :, None]
+        return NO_PHOTO + share * (image - NO_PHOTO)
 
     def _photo(self, values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The training image as it is seen on the rendered surface [H, W, 3], and where it has a pixel [H, W].

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 CHUNK_SECONDS = 0.008  # at most, of a chunk, unless what each costs anyway is more than half of it
 FIRST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK = 2**9, 2**8, 2**20  # rays; all are powers of two
 STEPS = 8  # a side is a multiple of 1/8 of the full one, ...
-SMALLEST = 0.2  # ... or this
+SMALLEST = 0.1  # ... or this
 UP, DOWN = 0.03, 0.02  # by how much the next step must be passed to change to it: no flicker between two sizes
 TRUSTED_RAYS = 2**16  # of a frame whose time per ray counts; smaller ones mostly measure what each costs anyway
 WEIGHT = 0.3  # of a new measurement

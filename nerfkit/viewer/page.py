@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import http
 import io
+import json
+import logging
 import re
 import socket
 import sys
@@ -19,6 +21,7 @@ import tyro
 
 from nerfkit.errors import UserError
 from nerfkit.option_types import Switch, integer
+from nerfkit.reading import shown
 
 if TYPE_CHECKING:
     import viser
@@ -133,7 +136,14 @@ class Page:
             self.server._websock_server.unregister_handler(message)
         self.server.gui.configure_theme(show_logo=False, show_share_button=False)
         self.server.gui.main_panel.dock_right()
+        self.entitle(title)
+
+    def entitle(self, title: str) -> None:
+        """Name the panel and the browser's tab."""
+        from viser import _messages
+
         self.server.gui.set_panel_label(title)
+        self.server._connection.queue_message(_messages.RunJavascriptMessage(f"document.title = {json.dumps(title)}"))
 
     @property
     def address(self) -> str:
@@ -148,6 +158,8 @@ class Page:
             lines.append(f"          from another computer: {tunnel}, then the same")
         else:
             lines.append("warning: everyone who reaches this port can look and change settings; there is no password")
+        if names := ", ".join(self.options.names):
+            lines.append(f"          behind a proxy, {names}: it must pass on the headers Host, Upgrade, Connection")
         return "\n".join(lines)
 
     def stop(self) -> None:
@@ -169,6 +181,7 @@ def import_viser() -> Any:
     except ImportError:
         raise UserError(f"the viewer needs the package viser; {INSTALL}") from None
     warnings.filterwarnings("ignore", "Queued a .* on a closed connection")  # of a client that has just left
+    warnings.filterwarnings("ignore", r"(?s)\[viser\] .* does not match annotation")  # of one that sends anything
     major, minor = (int(part) for part in viser.__version__.split(".")[:2])
     if not (1, 1) <= (major, minor) < (2, 0):
         raise UserError(f"the viewer needs viser >= 1.1, < 2, but {viser.__version__} is installed; {INSTALL}")
@@ -198,12 +211,28 @@ def _guarded(listener: socket.socket, options: ViewerOptions) -> Iterator[list[b
 
     original, served, told = module.serve, [], set()
     names, public = own_names(options.host, options.names), frozenset(map(str.lower, options.names))
+    quiet = logging.getLogger(f"{__name__}.connections")  # what is wrong is told here, in a line
+    quiet.disabled = True
+
+    def tell(why: str) -> None:
+        if why not in told and len(told) < MOST_TOLD:
+            told.add(why)
+            print(f"viewer: {why}", file=sys.stderr, flush=True)
+
+    def not_understood(error: Exception | None) -> None:
+        if error is not None:
+            tell(f"a browser sent what is not understood: {type(error).__name__} {shown(str(error))}")
 
     def serve(handler: Callable, host: str, port: int, *, process_request: Callable, **settings: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, of: not_understood(of.get("exception")))
+
         async def handle(connection: Any) -> None:
             watch = asyncio.create_task(hang_up_when_frozen(connection))
             try:
                 await handler(connection)
+            except Exception as error:
+                not_understood(error)
             finally:
                 watch.cancel()
                 connection.transport.abort()  # a close that is polite waits for what is not read
@@ -211,18 +240,19 @@ def _guarded(listener: socket.socket, options: ViewerOptions) -> Iterator[list[b
         def process(connection: Any, request: Any) -> Any:
             hosts, origins = (request.headers.get_all(name) for name in ("Host", "Origin"))
             if why := refusal(hosts, origins, names, public):
-                if why not in told and len(told) < MOST_TOLD:
-                    told.add(why)
-                    print(f"viewer: a request was refused: {why}", file=sys.stderr, flush=True)
+                tell(f"a request was refused: {why}")
                 return connection.respond(http.HTTPStatus.FORBIDDEN, f"refused: {why}\n")
-            response = process_request(connection, request)
+            try:
+                response = process_request(connection, request)
+            except (OSError, ValueError):  # an address that cannot be a file's name
+                response = connection.respond(http.HTTPStatus.NOT_FOUND, "not found\n")
             if response is not None:
                 response.headers["Content-Security-Policy"] = policy(hosts[0], public)
                 response.headers["X-Content-Type-Options"] = "nosniff"
             return response
 
         served.append(True)
-        return original(handle, sock=listener, process_request=process, ping_interval=None, **settings)
+        return original(handle, sock=listener, process_request=process, ping_interval=None, logger=quiet, **settings)
 
     module.serve = serve
     try:

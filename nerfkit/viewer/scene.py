@@ -28,6 +28,7 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run
 
 KEPT_IMAGES = 8  # decoded
+MAX_VIEWS = 200  # evenly spaced, that are asked for what they saw
 MAX_POINTS = 100_000  # that are shown, evenly spaced
 SHORTEST_TRACK = 3  # images that see a point, where that is known
 
@@ -82,6 +83,25 @@ class ViewerScene:
     def size(self) -> float:
         """Half of the box's diagonal."""
         return float(np.linalg.norm(self.box[1] - self.box[0])) / 2
+
+    def in_files(self, distance: float) -> float:
+        """A length of the model's frame in that of the files."""
+        return distance if self.frame is None else self.frame.distance_to_input(distance)
+
+    @property
+    def has_edge(self) -> bool:
+        """Whether the cameras saw a part of the surroundings, and were not all around an object."""
+        is_wide = any(lens.is_fisheye for lens in self.cameras.lenses or ())
+        return self.frame is not None and self.frame.kind != "object" and not is_wide
+
+    def saw(self, points: Tensor) -> Tensor:
+        """Which points [P, 3] lie in the image of some training view, without regard to distortion, bool [P]."""
+        cameras = self.cameras[:: -(-len(self.cameras) // MAX_VIEWS)]
+        sizes, cameras = points.new_tensor(cameras.sizes())[:, None], cameras.pinhole().to(points.device)
+        poses = cameras.camera_to_world
+        x, y, z = ((points - poses[:, None, :, 3]) @ poses[:, :, :3]).unbind(-1)  # [V, P] each
+        pixel = torch.stack([x, -y], dim=-1) / -z[..., None] * cameras.focal[:, None] + cameras.center[:, None]
+        return ((z < 0) & (pixel >= 0).all(-1) & (pixel <= sizes).all(-1)).any(0)
 
     def add_images(self, given: Cameras) -> None:
         """Add images and points from the scene's folder; raises UserError if they are not there, or if the cameras are

@@ -49,7 +49,8 @@ class Viewer:
         self._told: set[str] = set()  # errors
         self._set_limits(trains=False)
         keep_limits(page.server.gui)
-        page.server.gui.set_panel_label(f"nerfkit: {scene.name}")
+        run = "" if scene.folder is None else f"{scene.folder.path.resolve().name}, "
+        page.entitle(f"{run}{scene.name}: nerfkit")
         self.state = State(scene, self.engine, self.later)
         self.sessions = self.state.sessions  # of clients
         self.panels = Panels(page.server, self.state)
@@ -87,6 +88,8 @@ class Viewer:
             self._leavings_since = None
             give_back()
         self._try(lambda: self.panels.tick(now))
+        for session in list(self.sessions.values()):
+            self.state.attempt(session, Session.tell_status, now)
 
     def _try(self, call: Callable[[], None]) -> None:
         try:

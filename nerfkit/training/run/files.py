@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +16,7 @@ from nerfkit import config as config_module
 from nerfkit.config import Config
 from nerfkit.config.files import read_toml
 from nerfkit.errors import RunError
-from nerfkit.reading import read_regular, shown, why_missing
+from nerfkit.reading import read_json, read_regular, shown, why_missing
 
 RUN_FORMAT = 1  # of all files of a run, in its scene.json: another one where this nerfkit cannot read what they hold
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
@@ -141,3 +143,22 @@ def in_one_line(metrics: dict[str, Any]) -> str:
     share = metrics.get("share_of_pixels", 1)
     of = "" if share > MOST_PIXELS else f" of the {share:.0%} of pixels that count"
     return f"PSNR {metrics['psnr']:.2f} dB{of}{others}, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
+
+
+@contextmanager
+def metrics_in(file: Path) -> Iterator[dict[str, Any]]:
+    """The scores in a file; raises RunError if that, or what the block makes of it, shows that it was edited."""
+    try:
+        yield read_json(file, RunError, "the scores")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
+
+
+def of_scores(file: Path) -> str:
+    """The scores in a file, and after which training, in a line."""
+    with metrics_in(file) as metrics:
+        protocol = metrics["protocol"]
+        return (
+            f"{in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
+            f"views of {protocol['size']}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
+        )

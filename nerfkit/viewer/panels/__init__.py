@@ -15,14 +15,15 @@ class Panels:
     def __init__(self, server: viser.ViserServer, state: State):
         tabs = server.gui.add_tab_group()
         self.view = tabs.add_tab("View")
-        self.cameras = CamerasPanel(server, tabs.add_tab("Scene"), state)
+        self.scene = tabs.add_tab("Scene")
+        self.cameras = CamerasPanel(server, state)
         self.crop = CropPanel(server, tabs.add_tab("Crop"), state)
-        self.path = PathPanel(server, tabs.add_tab("Path"), state)
+        self.path = PathPanel(server, tabs.add_tab("Path"), state, self.cameras.scale)
         self.run = RunPanel(server, tabs.add_tab("Run"), state)
 
     def greet(self, session: Session) -> None:
         add_view_controls(self.view, session)
-        session.state.attempt(session, Session.ask)
+        self.cameras.add_controls(self.scene, session)
 
     def tick(self, now: float) -> None:
         """Called often by the thread that renders, `now` in seconds."""

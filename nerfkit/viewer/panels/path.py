@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,35 @@ import numpy as np
 import torch
 import viser
 
+from nerfkit.device import check_memory
 from nerfkit.errors import UserError
-from nerfkit.reading import typed
-from nerfkit.rendering.images import probe_video, video_writer
+from nerfkit.reading import read_regular, typed
+from nerfkit.rendering import paths
+from nerfkit.rendering.images import png_bytes, probe_video, video_writer
 from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.training.run.files import PATHS
-from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser
+from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser, vertical_fov
 from nerfkit.viewer.limits import within_limits
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
-SIZE = 0.06  # of a keyframe in the scene, of the scene's
 COLOR, CHOSEN = (230, 120, 20), (220, 30, 30)
 CURVE_POINTS = 200
 PREVIEW_SECONDS = 1 / 30  # between two cameras of a preview
+PRESETS = ("Orbit", "Spiral", "Views")
+PRESET_KEYS, MOST_VIEWS, PRESET_SECONDS = 12, 50, 0.5  # keyframes of a turn, of a path through views; between two
 NONE, NOTHING = "none", "no file"
-VIDEO = "nerfkit.mp4"
+RENDER = "render"  # in a run folder
+KEPT = (f"{PATHS}/*.json", f"{RENDER}/*/*.mp4", f"{RENDER}/still_*/*.png")
+MAX_DOWNLOAD = 2**31  # bytes
+BYTES_PER_PIXEL = 64  # of values and images of a frame, about
 
 
 class PathPanel:
     """One path, which all clients see and may edit."""
 
-    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
-        self.state, self.path = state, CameraPath()
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State, size: float):
+        self.state, self.path, self.size = state, CameraPath(), size  # of a keyframe in the scene
         self.playing: tuple[int, float | None] | None = None  # client, and when its preview began
         self._shown_at = -1e9
         self._scene, self._drawn = server.scene, []
@@ -58,12 +65,11 @@ class PathPanel:
         session, path = self.state.sessions.get(client), self.path.copy()
         began = now if began is None else began
         elapsed = now - began
-        if session is None or len(path.keyframes) < 2 or (elapsed > path.seconds and not path.loop):
-            self.playing = None
-            return
-        self.playing, self._shown_at = (client, began), now
-        poses, fovs = path.at(np.array([elapsed % max(path.seconds, 1e-9)]))
-        session.go(poses[0], float(fovs[0]))
+        is_over = elapsed >= path.seconds and not path.loop
+        self.playing, self._shown_at = None if is_over or session is None else (client, began), now
+        if session is not None and len(path.keyframes) > 1:
+            poses, fovs = path.at(np.array([path.seconds if is_over else elapsed % max(path.seconds, 1e-9)]))
+            session.go(poses[0], float(fovs[0]))
 
     @property
     def chosen(self) -> int:
@@ -75,7 +81,9 @@ class PathPanel:
         keys = self.path.keyframes
         chosen = min(self.chosen if chosen is None else chosen, len(keys) - 1)
         self.which.options = tuple(map(str, range(len(keys)))) or (NONE,)
-        self.fov.disabled = self.seconds.disabled = not keys
+        for control in (self.which, self.actions, self.fov, self.seconds, self.play):
+            control.visible = bool(keys)
+        self.presets.visible = not keys
         if keys:
             self.which.value = str(max(chosen, 0))
             self.fov.value = round(math.degrees(keys[chosen].fov), 2)
@@ -94,7 +102,7 @@ class PathPanel:
         for index, key in enumerate(path.keyframes):
             wxyz, position = in_browser(key.pose)
             frustum = self._scene.add_camera_frustum(
-                f"/path/{index}", key.fov, path.size[0] / path.size[1], scale=SIZE * self.state.scene.size,
+                f"/path/{index}", key.fov, path.size[0] / path.size[1], scale=self.size,
                 thickness=2.0, thickness_units="screen", color=CHOSEN if index == self.chosen else COLOR, wxyz=wxyz,
                 position=position, cast_shadow=False, receive_shadow=False,
             )  # fmt: skip
@@ -110,8 +118,9 @@ class PathPanel:
 
     def _add_keyframes(self, gui: viser.GuiApi) -> None:
         add = gui.add_button("Add this view", hint="Behind the keyframe that is chosen")
+        self.presets = gui.add_button_group("Preset", PRESETS, hint="About the scene, or through the training views")
         self.which = gui.add_dropdown("Keyframe", (NONE,))
-        actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete"))
+        self.actions = actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete", "Clear"))
         self.fov = gui.add_number("Field of view", 50.0, min=1.0, max=170.0, step=0.5, hint="Vertical, in degrees")
         self.seconds = gui.add_number("Seconds to next", 2.0, min=LIMITS[0], max=LIMITS[1], step=0.1)
         self.text = gui.add_markdown("")
@@ -123,6 +132,7 @@ class PathPanel:
                 self.fill()
 
         self.state.on(lambda session: self._act("Add", session), add.on_click)
+        self.state.on(lambda session: self._start(self.presets.value), self.presets.on_click)
         self.state.on(lambda session: self._act(actions.value, session), actions.on_click)
         self.state.on(lambda session: self.fill(), self.which.on_update)
         self.state.on(changed, self.fov.on_update, self.seconds.on_update)
@@ -140,17 +150,36 @@ class PathPanel:
             keys[at] = Keyframe(here.matrix, here.fov, keys[at].seconds)
         elif action == "Delete":
             del keys[at]
+        elif action == "Clear":
+            keys.clear()
         else:
             key, at = keys.pop(at), max(at + (1 if action == "Later" else -1), 0)
             keys.insert(at, key)
         self.fill(at)
+
+    def _start(self, preset: str) -> None:
+        """A path that goes about what the training views look at, or through them."""
+        scene = self.state.scene
+        like, target, up = scene.cameras, torch.tensor(scene.box.mean(0)).float(), torch.tensor(scene.up)
+        if preset == "Views":
+            cameras = like[:: -(-len(like) // MOST_VIEWS)]
+        elif not paths.views_surround(like, target, up):
+            cameras = paths.sway(like, target, up, PRESET_KEYS)
+        elif preset == "Spiral":
+            cameras = paths.spiral(like, target, up, 2 * PRESET_KEYS)
+        else:
+            cameras = paths.orbit(like, target, up, PRESET_KEYS, paths.mean_elevation(like, target, up))
+        fov, poses = vertical_fov(like, 0), cameras.camera_to_world.double().numpy()
+        self.path.keyframes = [Keyframe(pose, fov, PRESET_SECONDS) for pose in poses]
+        self.path.loop, self.playing = preset != "Views", None
+        self.fill(0)
 
     def _add_path(self, gui: viser.GuiApi) -> None:
         self.loop = gui.add_checkbox("Loop", False, hint="From the last keyframe back to the first")
         self.fps = gui.add_number("Frames a second", 30, min=1, max=120, step=1)
         self.width = gui.add_number("Width", 1280, min=16, max=8192, step=2)
         self.height = gui.add_number("Height", 720, min=16, max=8192, step=2)
-        play = gui.add_button_group("Preview", ("Play", "Stop"))
+        self.play = play = gui.add_button_group("Preview", ("Play", "Stop"))
 
         def changed(session: Session) -> None:
             self.path.loop, self.path.fps = bool(self.loop.value), int(self.fps.value)
@@ -166,29 +195,27 @@ class PathPanel:
 
 
 class PathFiles:
-    """The path of a panel in files, which the thread that renders writes and reads: kept in the run folder, downloaded,
-    uploaded; a view as a command."""
+    """What is kept in the run folder, written and read by the thread that renders: paths, pictures and videos, which a
+    browser may save, too; a view as a command."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
-        with gui.add_folder("Files", expand_by_default=False):
-            save = gui.add_button_group("Path", ("Save", "Download"), hint="Save: into the run folder")
-            self.listed = gui.add_dropdown("Kept", (NOTHING,))
-            load = gui.add_button("Load", hint="The file that is chosen above")
-            upload = gui.add_upload_button(
-                "Upload", mime_type="application/json", hint="A path of nerfkit or nerfstudio"
-            )
         command = gui.add_button(
             "Copy this view as a command", hint="To render it again, from a file in the run folder"
         )
+        with gui.add_folder("Files"):
+            save = gui.add_button("Save path", hint="Into the run folder")
+            upload = gui.add_upload_button("Upload", mime_type="application/json", hint="A path, also of nerfstudio")
+            self.listed = gui.add_dropdown("Kept", (NOTHING,))
+            self.use = gui.add_button_group("", ("Load", "Download"), hint="A path into the panel; any file")
         self._list()
 
-        def saved(session: Session) -> None:
-            do = self._save if save.value == "Save" else self._download
-            state.do_later(session, do, panel.path.copy())
+        def used(session: Session) -> None:
+            do = self._load if self.use.value == "Load" else self._download
+            state.do_later(session, do, self.listed.value)
 
-        state.on(saved, save.on_click)
-        state.on(lambda session: state.do_later(session, self._load), load.on_click)
+        state.on(lambda session: state.do_later(session, self._save, panel.path.copy()), save.on_click)
+        state.on(used, self.use.on_click)
         state.on(lambda session: state.do_later(session, self._upload, upload.value.content), upload.on_upload)
         state.on(lambda session: state.do_later(session, self._command), command.on_click)
 
@@ -197,24 +224,26 @@ class PathFiles:
         folder = self.state.scene.folder
         if folder is None:
             raise UserError("there is no run folder to keep a path in")
-        kept = folder.child(PATHS, "paths")
-        number = next(i for i in range(1, 10**6) if not (kept.path / f"{stem}_{i}.json").exists())
-        name = f"{stem}_{number}.json"
-        kept.write(name, path.to_json(self.state.scene.frame))
-        self._list()
-        return kept.path / name
+        name = f"{free(folder.path / PATHS, stem)}.json"
+        folder.child(PATHS, "paths").write(name, path.to_json(self.state.scene.frame))
+        self._list(f"{PATHS}/{name}")
+        return folder.path / PATHS / name
+
+    def keep_rendering(self, stem: str, name: str, content: bytes) -> None:
+        """Write what was rendered into a folder of its own in the run folder, if there is one."""
+        if (folder := self.state.scene.folder) is not None:
+            place = f"{RENDER}/{free(folder.path / RENDER, stem)}"
+            folder.child(place, "rendering").write(name, content)
+            self._list(f"{place}/{name}")
 
     def _save(self, session: Session, path: CameraPath) -> None:
         session.tell("Path saved", str(self.keep("path", path)))
 
-    def _download(self, session: Session, path: CameraPath) -> None:
-        content = path.to_json(self.state.scene.frame)
-        session.client.send_file_download("camera_path.json", content.encode(), save_immediately=True)
+    def _load(self, session: Session, name: str) -> None:
+        self._read(self.state.scene.folder.path / name)
 
-    def _load(self, session: Session) -> None:
-        if self.listed.value == NOTHING:
-            raise UserError("no path is kept in the run folder yet")
-        self._read(self.state.scene.folder.path / PATHS / self.listed.value)
+    def _download(self, session: Session, name: str) -> None:
+        session.save(name, read_regular(self.state.scene.folder.path / name, MAX_DOWNLOAD, "what is kept"))
 
     def _upload(self, session: Session, content: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -233,74 +262,104 @@ class PathFiles:
     def _command(self, session: Session) -> None:
         here = session.viewpoint()
         file = self.keep("view", CameraPath([Keyframe(here.matrix, here.fov)], fps=1, size=session.size()))
-        command = typed("nerfkit", "render", self.state.scene.folder.path, "--path", file)
+        command = typed("nerfkit", "render", self.state.scene.folder.path.resolve(), "--path", file.resolve())
         print(command, flush=True)
-        gui = session.client.gui
-        with gui.add_modal("This view as a command") as modal:
-            gui.add_text("Command", command, multiline=True)
-            self.state.on(lambda session: modal.close(), gui.add_button("Close").on_click)
+        session.copy(command)
+        session.tell("Copied", command)
 
-    def _list(self) -> None:
+    def _list(self, newest: str = "") -> None:
         folder = self.state.scene.folder
-        names = sorted(file.name for file in (folder.path / PATHS).glob("*.json")) if folder is not None else []
+        root, files = (None, []) if folder is None else (folder.path, sum(map(sorted, map(folder.path.glob, KEPT)), []))
+        # Not through links: a run may come from anywhere, and its links lead anywhere.
+        names = [str(name) for file in files if file.resolve() == root.resolve() / (name := file.relative_to(root))]
         self.listed.options = tuple(names) or (NOTHING,)
+        self.listed.value = newest or self.listed.options[0]
+        self.listed.visible = self.use.visible = bool(names)
 
 
 class VideoControls:
-    """Renders the path of a panel to an MP4, one at a time, for the client that asked, until it leaves."""
+    """Renders the path of a panel to an MP4, or what a browser sees to a PNG, one at a time, and keeps it, whether the
+    browser that asked stays or leaves."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
         self.job: Iterator[None] | None = None  # of the engine
         self.start = gui.add_button("Render video", hint="With the output and crop that you see now")
+        self.still = gui.add_button("Render this view", hint="One picture of the width and height above")
         self.bar = gui.add_progress_bar(0.0, visible=False)
         self.cancel = gui.add_button("Cancel", visible=False)
         state.on(lambda session: state.do_later(session, self._start), self.start.on_click)
+        state.on(lambda session: state.do_later(session, self._start, session.viewpoint()), self.still.on_click)
         state.on(lambda session: state.later(self._stop), self.cancel.on_click)
 
     def _stop(self) -> None:
         self.state.engine.drop_job(self.job)
         self._show(None)
 
-    def _start(self, session: Session) -> None:
-        path, scene = self.panel.path.copy(), self.state.scene
+    def _start(self, session: Session, still: Viewpoint | None = None) -> None:
+        path, scene, look = self.panel.path.copy(), self.state.scene, session.shown_look()
+        size = "{}x{}".format(*path.size)
         if self.job is not None:
-            raise UserError("another video is being rendered; wait for it, or cancel it")
-        if not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
+            raise UserError("another one is being rendered; wait for it, or cancel it")
+        check_memory(BYTES_PER_PIXEL * math.prod(path.size), f"a frame of {size}", scene.background.device)
+        if still is not None:
+            path.keyframes = [Keyframe(still.matrix, still.fov)]
+        elif not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
             raise UserError(f"the path has {path.n_frames} frames; add views to it, {MAX_FRAMES} frames at most")
-        if session.look.output == COMPARING:
+        elif look.output == COMPARING:
             raise UserError("errors are against a training image, of which a path has none; choose another output")
-        if why := probe_video():
+        elif why := probe_video():
             raise UserError(f"videos cannot be written here ({why})")
+        else:
+            look = replace(look, split=None, view=None)
         if self.state.training is not None:  # which would go on meanwhile
             scene = replace(scene, model=deepcopy(scene.model))
-        look = replace(session.look, crop=self.state.crop, split=None, view=None)
-        job = self._frames(session, path, scene, look)
-        self._show(job)
-        self.state.engine.add_job(job)
+        render = self._still if still is not None else self._video
+        self._show(render(session.client.client_id, path, scene, look))
+        self.state.engine.add_job(self.job)
 
-    def _frames(self, session: Session, path: CameraPath, scene: ViewerScene, look: Look) -> Iterator[None]:
-        """A job of the engine: renders frame after frame, a chunk of rays at a time, and sends the video."""
+    def _still(self, client: int, *of: Any) -> Iterator[None]:
+        """A job of the engine."""
+        images: list[torch.Tensor] = []
+        yield from self._frames(*of, images.append)
+        self._done(client, "still", f"{of[-1].output}.png", png_bytes(images[0]))
+
+    def _video(self, client: int, path: CameraPath, *of: Any) -> Iterator[None]:
+        """The same of all frames of a path."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "video.mp4"
+            with video_writer(file, path.fps) as add:
+                yield from self._frames(path, *of, add)
+            self._done(client, "video", f"{of[-1].output}.mp4", file.read_bytes())
+
+    def _frames(self, path: CameraPath, scene: ViewerScene, look: Look, add: Callable) -> Iterator[None]:
+        """Render frame after frame, a chunk of rays at a time."""
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / VIDEO
-                with video_writer(file, path.fps) as add:
-                    for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
-                        frame = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look)
-                        done = 0
-                        while done < frame.n_rays:
-                            done = frame.render(done, done + self.state.engine.chunk.rays)
-                            yield
-                            if session.client.client_id not in self.state.sessions:
-                                return
-                        add(torch.from_numpy(frame.finish()).float() / 255)
-                        self.bar.value = 100 * (index + 1) / path.n_frames
-                session.client.send_file_download(VIDEO, file.read_bytes())
+            for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
+                frame, done = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look), 0
+                while done < frame.n_rays:
+                    done = frame.render(done, done + self.state.engine.chunk.rays)
+                    self.bar.value = 100 * (index + done / frame.n_rays) / path.n_frames
+                    yield
+                add(torch.from_numpy(frame.finish()).float() / 255)
         finally:
             self._show(None)
 
+    def _done(self, client: int, stem: str, name: str, content: bytes) -> None:
+        """Keep what was rendered; who asked, and is still here, saves it first."""
+        if (session := self.state.sessions.get(client)) is not None:
+            session.save(f"{stem}_{name}", content)
+            session.tell("Rendered", f"{stem} of {len(content) / 1e6:.1f} MB")
+        self.panel.files.keep_rendering(stem, name, content)
+
     def _show(self, job: Iterator[None] | None) -> None:
-        """Show that a video is rendered, or that none is."""
+        """Show that something is rendered, or that nothing is."""
         self.job, self.bar.value = job, 0.0
         self.bar.visible = self.cancel.visible = job is not None
-        self.start.visible = job is None
+        self.start.visible = self.still.visible = job is None
+
+
+def free(folder: Path, stem: str) -> str:
+    """A name of a file or folder that is not there yet: the stem and a number."""
+    taken = {path.stem for path in folder.glob(f"{stem}_*")}
+    return next(name for i in count(1) if (name := f"{stem}_{i}") not in taken)

@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 import viser
 
@@ -21,72 +23,80 @@ from nerfkit.viewer.session import Session, State
 MAX_THUMBNAILS = 200
 MAX_FRUSTA = 1000  # evenly spaced among more cameras
 THUMBNAIL = 96  # longer side at most [pixels]
-FRUSTUM_SIZE, HANDLE_SIZE, POINT_SIZE = 0.05, 0.12, 0.002  # of the scene's
+HANDLE_SIZE, POINT_SIZE = 0.12, 0.002  # of the scene's
+SIZES = np.array([0.005, 0.05])  # of frusta, least and most, of the scene's
+NEAR_CAMERAS = 3.0  # of the spread of the training cameras, how far ahead of one the point may be about which it turns
+SHARE_OF_SPACING = 0.25  # of the way to the nearest other camera, as the size of a frustum
+HINTS = {"Cameras": "Click one to go there", "Box": "The box that the model fills"}
 CAMERA_COLOR, CROP_COLOR, BOX_COLOR = (40, 90, 200), (220, 60, 60), (255, 190, 40)
 SAVE_SECONDS = 0.5  # without a change, after which the crop is saved
 SMALLEST = 1e-3  # side of a crop, of the box's
 
 
 class CamerasPanel:
-    """Training cameras, sparse points and the box, drawn into the scene; where the camera starts."""
+    """Training cameras, sparse points and the box in the scene, each where a browser wants it; where cameras start."""
 
-    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
-        self.state, self.size = state, state.scene.size
+    def __init__(self, server: viser.ViserServer, state: State):
+        self.state, self.size, cameras = state, state.scene.size, state.scene.cameras
         self.frusta: dict[int, Any] = {}
+        self.nodes = {"Cameras": "/cameras", "Box": "/box", "Camera path": "/path"}  # label -> what is shown
+        self.chosen = range(0, len(cameras), -(-len(cameras) // MAX_FRUSTA))
+        positions = cameras.positions[self.chosen]
+        nearest = torch.cdist(positions, positions).fill_diagonal_(math.inf).min(dim=1).values  # [V]
+        self.scale = float(np.clip(SHARE_OF_SPACING * float(nearest.median()), *self.size * SIZES))
+        # What is nearer to a camera than the image of its frustum is not drawn: at a training view it would hide all.
+        lens = [(math.tan(vertical_fov(cameras, view) / 2), *cameras.size(view)) for view in self.chosen]
+        self.near = 1.1 * self.scale / min(y * y * width / height / 3 for y, width, height in lens) ** (1 / 3)
         self._start_camera(server)
-        with tab:
-            self._add_controls(server)
+        self._add_nodes(server)
         self._add_frusta(server)
         if state.scene.photo is not None:
             state.engine.add_job(self._thumbnails())
 
     def _start_camera(self, server: viser.ViserServer) -> None:
-        """Where a browser's camera is at first: at the first training view, looking at the middle of the box."""
+        """Where a browser's camera is at first: at the first training view, turning about what is looked at, or about
+        a nearer point where all views are from one side: else a short drag would lead away from them."""
         scene, initial = self.state.scene, server.initial_camera
         position = scene.cameras.positions[0].numpy()
         forward = -scene.cameras.camera_to_world[0, :, 2].numpy()
         depth = max(float(forward @ (scene.box.mean(0) - position)), 0.1 * self.size)
+        spread = float((scene.cameras.positions - scene.cameras.positions.mean(0)).norm(dim=-1).square().mean().sqrt())
+        self.state.turn = depth = min(depth, NEAR_CAMERAS * spread) if spread > 0 else depth
         server.scene.set_up_direction(scene.up)
         initial.position, initial.look_at, initial.up = position, position + forward * depth, np.array(scene.up)
         initial.fov = vertical_fov(scene.cameras, 0)
-        initial.near, initial.far = 1e-3 * self.size, 1e3 * self.size
+        initial.near, initial.far = self.near, 1e3 * self.size
         self.state.initial_camera = initial
 
-    def _add_controls(self, server: viser.ViserServer) -> None:
-        gui, scene = server.gui, self.state.scene
-        self.root = server.scene.add_frame("/cameras", show_axes=False, visible=False)
-        box = server.scene.add_box(
-            "/box", BOX_COLOR, tuple(scene.box[1] - scene.box[0]), wireframe=True, position=scene.box.mean(0),
-            visible=False,
-        )  # fmt: skip
-        self._show_if(gui.add_checkbox("Cameras", False, hint="Click one to go there"), self.root)
-        size = gui.add_slider("Size of cameras", 0.2, 3.0, 0.1, 1.0)
-        self._show_if(gui.add_checkbox("Box", False, hint="The box that the model fills"), box)
-
-        def sized(session: Session) -> None:
-            for frustum in self.frusta.values():
-                frustum.scale = FRUSTUM_SIZE * self.size * size.value
-
-        self.state.on(sized, size.on_update)
-        if scene.points is not None and len(scene.points.positions):
-            cloud = server.scene.add_point_cloud(
-                "/points", scene.points.positions.astype(np.float32), scene.points.colors,
-                point_size=POINT_SIZE * self.size, precision="float32", visible=False,
+    def _add_nodes(self, server: viser.ViserServer) -> None:
+        """What the boxes of a browser show in it alone; nothing of it at first."""
+        scene, points = server.scene, self.state.scene.points
+        scene.add_frame("/cameras", show_axes=False, visible=False)
+        add_box(scene, "/box", self.state.scene.box, BOX_COLOR, visible=False)
+        if points is not None and len(points.positions):
+            self.nodes["Sparse points"] = "/points"
+            scene.add_point_cloud(
+                "/points", points.positions.astype(np.float32), points.colors, point_size=POINT_SIZE * self.size,
+                precision="float32", visible=False,
             )  # fmt: skip
-            self._show_if(gui.add_checkbox("Sparse points", False), cloud)
 
-    def _show_if(self, checkbox: Any, node: Any) -> None:
-        self.state.on(lambda session: setattr(node, "visible", checkbox.value), checkbox.on_update)
+    def add_controls(self, tab: viser.GuiTabHandle, session: Session) -> None:
+        """What a client sees in the scene, which is its own choice."""
+        gui = session.client.gui
+        with tab:
+            for label, name in self.nodes.items():
+                box = gui.add_checkbox(label, name == "/path", hint=HINTS.get(label))
+                session.state.on(lambda session, name=name, box=box: session.show_node(name, box.value), box.on_update)
 
     def _add_frusta(self, server: viser.ViserServer) -> None:
         cameras = self.state.scene.cameras
-        for view in range(0, len(cameras), -(-len(cameras) // MAX_FRUSTA)):
+        for view in self.chosen:
             wxyz, position = in_browser(cameras.camera_to_world[view].double().numpy())
             width, height = cameras.size(view)
             self.frusta[view] = frustum = server.scene.add_camera_frustum(
-                f"/cameras/{view}", vertical_fov(cameras, view), width / height, scale=FRUSTUM_SIZE * self.size,
-                color=CAMERA_COLOR, thickness=1.5, thickness_units="screen", wxyz=wxyz, position=position,
-                cast_shadow=False, receive_shadow=False,
+                f"/cameras/{view}", vertical_fov(cameras, view), width / height, scale=self.scale, color=CAMERA_COLOR,
+                thickness=1.5, thickness_units="screen", wxyz=wxyz, position=position, cast_shadow=False,
+                receive_shadow=False,
             )  # fmt: skip
             self.state.on(lambda session, view=view: session.go_to(view), frustum.on_click)
 
@@ -98,6 +108,18 @@ class CamerasPanel:
             small = F.avg_pool2d(image[None], math.ceil(max(image.shape) / THUMBNAIL), ceil_mode=True)[0]
             self.frusta[view].image = to_uint8(small.permute(1, 2, 0))
             yield
+
+
+def edges(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The edges [12, 2, 3] of a box between two corners."""
+    corners = np.array(list(product(*zip(low, high, strict=True))), dtype=np.float32)
+    return corners[[(a, a | bit) for a in range(8) for bit in (1, 2, 4) if not a & bit]]
+
+
+def add_box(scene: viser.SceneApi, name: str, corners: Any, color: tuple[int, int, int], visible: bool = True) -> Any:
+    return scene.add_line_segments(
+        name, edges(*corners), color, thickness=1.5, thickness_units="screen", visible=visible
+    )
 
 
 class CropPanel:
@@ -117,7 +139,7 @@ class CropPanel:
             self.handles_shown = gui.add_checkbox("Handles", False, hint="Move the corners in the image")
             whole = gui.add_button("Whole box")
             self.text = gui.add_markdown(note)
-        self.outline = scene.add_box("/crop/box", CROP_COLOR, tuple(high - low), wireframe=True)
+        self.outline = add_box(scene, "/crop/box", corners, CROP_COLOR)
         self.handles = [
             scene.add_transform_controls(
                 f"/crop/{name}", HANDLE_SIZE * self.size, disable_rotations=True, position=corner, depth_test=False
@@ -164,8 +186,8 @@ class CropPanel:
 
     def _show(self) -> None:
         """Show the crop, or what surrounds it along the model's axes, in the fields and in the scene."""
-        low, high = corners = self.crop.bounds()
-        self.outline.position, self.outline.dimensions = (low + high) / 2, tuple((high - low).tolist())
+        corners = self.crop.bounds()
+        self.outline.points = edges(*corners)
         self.outline.visible = bool(self.on.value or self.handles_shown.value)
         for field, handle, corner in zip((self.low, self.high), self.handles, corners, strict=True):
             field.value, handle.position = tuple(corner.tolist()), corner

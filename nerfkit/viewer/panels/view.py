@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 import viser
 
-from nerfkit.viewer.frames import COLORMAPS, COMPARING, OUTPUTS
+from nerfkit.training.run.files import of_scores, scores_file
+from nerfkit.viewer.frames import BACKGROUNDS, COLORMAPS, COMPARING, OUTPUTS, vertical_fov
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
@@ -19,16 +21,20 @@ PLOTTED = 500  # points of a curve at most
 CURVES = {
     "psnr": "PSNR of training rays [dB]",
     "test_psnr": "PSNR of held-out views [dB]",  # with eval.every
-    "rays_per_second": "rays per second",
+    "rays_per_second": "thousand rays per second",
 }
 BLUE = "#2a5ac8"
+FLYING = 0.02  # of the way to what is seen, about which a flying camera turns
+KEYS = """Drag: turn. Right button: move sideways. Wheel: nearer, farther.
+W A S D: forward, left, back, right. Q E: down, up. Arrows: turn.
+Click: how deep it is there."""
 
 
 def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
     """Show a client what is drawn for it, of which view, and how fast."""
     gui = session.client.gui
     with tab:
-        session.status = gui.add_markdown("...")
+        session.status, session.probed = gui.add_markdown(""), gui.add_markdown("")
         _add_outputs(gui, session)
         _add_views(gui, session)
         for note in session.state.scene.notes:
@@ -42,47 +48,59 @@ def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
     colormap = gui.add_dropdown("Colors", COLORMAPS, initial_value=session.look.colormap)
     auto = gui.add_checkbox("Automatic range", True, hint="Colors from the nearest to the farthest depth in sight")
     depths = gui.add_multi_slider(
-        "Depths", 0.0, far, far / 200, (0.0, far), disabled=True, hint="Ends of the colors of depth [model units]"
+        "Depths", 0.0, far, far / 200, (0.0, far), hint="Ends of the colors of depth [model units]"
     )
-    split = gui.add_checkbox(
-        "Split screen", False, disabled=not has_photos,
-        hint="The nearest training image on the right, as seen from here",
-    )  # fmt: skip
-    at = gui.add_slider("Split at", 0.0, 1.0, 0.01, 0.5, disabled=True)
+    background = gui.add_dropdown("Background", tuple(BACKGROUNDS))
+    split = gui.add_checkbox("Split screen", False, hint="The nearest training image on the right, as seen from here")
+    at = gui.add_slider("Split at", 0.0, 1.0, 0.01, 0.5)
     side = gui.add_slider(
         "Largest side", 64, 2048, 32, min(session.max_side, 2048), hint="Of frames, in pixels; less is faster"
     )
 
     def changed(session: Session) -> None:
-        session.max_side = int(side.value)
-        depths.disabled, at.disabled = auto.value, not split.value
+        session.max_side, is_depth = int(side.value), output.value == "depth"
+        colormap.visible = is_depth or output.value in ("samples", COMPARING)
+        auto.visible, depths.visible = is_depth, is_depth and not auto.value
+        background.visible, split.visible, at.visible = output.value == "color", has_photos, bool(split.value)
         session.change(
             output=output.value,
             colormap=colormap.value,
             depth_range=None if auto.value else tuple(depths.value),
             split=at.value if split.value else None,
+            background=background.value,
         )
 
-    session.state.on(changed, *(handle.on_update for handle in (output, colormap, auto, depths, split, at, side)))
+    controls = (output, colormap, auto, depths, background, split, at, side)
+    session.state.on(changed, *(control.on_update for control in controls))
+    session.state.attempt(session, changed)
 
 
 def _add_views(gui: viser.GuiApi, session: Session) -> None:
     steps = gui.add_button_group("Training view", ("Previous", "Nearest", "Next"))
     camera = gui.add_button_group(
-        "Camera", ("Reset", "Level"), hint="Back to where it started; or upright again, where it is"
-    )
+        "Camera", ("Reset", "Level", "New up"),
+        hint="Back to where it started; upright again, where it is; what is upwards now becomes the scene's up",
+    )  # fmt: skip
+    mouse = gui.add_button_group("Mouse", ("Orbit", "Fly"), hint="Dragging goes around what is seen, or looks around")
+    now = min(round(math.degrees(vertical_fov(session.state.scene.cameras, 0)), 1), 170.0)
+    session.fov = fov = gui.add_slider("Field of view", 1.0, 170.0, 0.1, now, hint="Vertical, in degrees")
+    with gui.add_folder("Keys and mouse", expand_by_default=False):
+        gui.add_markdown(KEYS)
 
     def step(session: Session) -> None:
         by = {"Previous": -1, "Nearest": 0, "Next": 1}[steps.value]
         session.go_to((session.current_view() + by) % len(session.state.scene.cameras))
 
+    do = {"Reset": Session.reset, "Level": Session.level, "New up": Session.set_up}
     session.state.on(step, steps.on_click)
-    session.state.on(lambda session: session.reset() if camera.value == "Reset" else session.level(), camera.on_click)
+    session.state.on(lambda session: do[camera.value](session), camera.on_click)
+    session.state.on(lambda session: session.turn_about(FLYING if mouse.value == "Fly" else 1.0), mouse.on_click)
+    session.state.on(lambda session: setattr(session.client.camera, "fov", math.radians(fov.value)), fov.on_update)
 
 
 def _far(scene: ViewerScene) -> float:
-    """A depth behind everything."""
-    return 2 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max())
+    """A depth behind everything, a round number."""
+    return float(f"{3 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max()):.1g}")
 
 
 class RunPanel:
@@ -122,19 +140,26 @@ class RunPanel:
 
     def _progress(self) -> str:
         state, trainer = self.state, self.state.training
+        folder, split = state.scene.folder, state.scene.config.eval.split
+        if trainer is None and folder is not None and (scores := scores_file(folder.path, split)).exists():
+            return f"**trained**: {of_scores(scores)}"
         line = next((line for line in reversed(state.scene.history) if "loss" in line), {})
         step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
         parts = [f"step {step} of {state.scene.config.trainer.steps}", f"{seconds:.0f} s of training"]
         if "psnr" in line:
             parts.append(f"PSNR {line['psnr']:.2f} dB on training rays")
-        doing = "paused" if state.paused else "training" if trainer else "not training"
+        doing = "paused" if state.paused else "training" if trainer else "trained, not scored"
         return f"**{doing}**: {', '.join(parts)}  \nmemory: {memory_in_use(state.scene.background.device)}"
 
     def _plot(self) -> None:
         from viser import uplot
 
         for key, title in CURVES.items():
-            points = [(line["seconds"], line[key]) for line in self.state.scene.history if key in line]
+            points = [
+                (line["seconds"], line[key] / (1000 if key == "rays_per_second" else 1))
+                for line in self.state.scene.history
+                if key in line
+            ]
             if len(points) < 2:
                 continue
             points = points[:: -(-len(points) // PLOTTED)]
