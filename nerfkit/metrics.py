@@ -98,12 +98,14 @@ class Lpips:
         file: torchvision's weights of VGG-16, such as vgg16-397923af.pth.
         device: where the comparison runs.
 
-    Raises UserError if the file holds no such weights.
+    Raises UserError if the file holds no such weights, or torchmetrics is missing.
     """
 
     def __init__(self, file: str | Path, device: torch.device | str = "cpu"):
-        from torchmetrics.functional.image import lpips
-
+        try:
+            from torchmetrics.functional.image import lpips
+        except ImportError:
+            raise UserError('eval.lpips needs the package torchmetrics: pip install "nerfkit[lpips]"') from None
         self.layers = {}
         state = _state_of(Path(file).expanduser())
         for n in CONVOLUTIONS:

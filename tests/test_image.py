@@ -12,6 +12,7 @@ import pytest
 import torch
 import torchmetrics.functional.image.lpips
 from torch import nn
+from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
 from nerfkit import ops
 from nerfkit.data.load import load_scene
@@ -101,6 +102,9 @@ def test_psnr_and_ssim_are_what_they_are_called():
         use_sample_covariance=False,
     )  # fmt: skip
     assert ssim(render, truth) == pytest.approx(other, abs=2e-3)
+    batch = [image.movedim(-1, 0)[None] for image in (render, truth)]
+    assert ssim(render, truth) == pytest.approx(structural_similarity_index_measure(*batch, data_range=1.0).item())
+    assert psnr(render, truth) == pytest.approx(peak_signal_noise_ratio(*batch, data_range=1.0).item())
     assert ssim(truth, truth) == pytest.approx(1, abs=1e-6)
 
 
