@@ -19,8 +19,7 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from playwright.sync_api import sync_playwright  # noqa: E402
 
-from scripts.bench_viewer import FakeBrowser  # noqa: E402
-from tests.test_viewer import MALFORMED  # noqa: E402
+from tests.test_viewer import send_malformed  # noqa: E402
 from tests.toy_scene import small_options  # noqa: E402
 from tests.trainers import make_trainer  # noqa: E402
 from tests.viewing import served, wait_for  # noqa: E402
@@ -143,11 +142,7 @@ def test_cameras_are_shown_to_who_wants_them_but_not_in_front_of_their_own_pictu
 def test_a_hostile_client_does_not_disturb_a_browser(viewer, page):
     pose = viewer.scene.cameras.camera_to_world[1].double().numpy()
     was = seen(viewer, page, pose)
-    for message in MALFORMED:
-        hostile = FakeBrowser(viewer.page.address, (40000, 40000))
-        hostile.connection.send(message)
-        hostile.send((1.0, 0.5, 1.0))
-        hostile.close()
+    send_malformed(viewer)
     wait_for(lambda: len(viewer.sessions) == 1)
     assert np.array_equal(seen(viewer, page, pose), was)
 
