@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -29,7 +30,6 @@ def cores(root: Path = Path("/")) -> int:
 
 def limit_threads(spare: int = 0) -> None:
     """Let torch, and so the native ops, use `cores` but for some to `spare`, unless the user chose a number."""
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ:
+    torch = sys.modules.get("torch")  # a command that does not need it does not wait for it
+    if torch is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, min(torch.get_num_threads(), cores()) - spare))
