@@ -23,12 +23,12 @@ PYTEST = $(VENV)/bin/python -m pytest --numprocesses auto --dist worksteal
 demo: $(VENV)/ready
 	@config=$$($(VENV)/bin/python -c "import torch; print('orrery' if torch.cuda.is_available() else 'orrery_cpu')"); \
 	$(VENV)/bin/python scripts/train.py --config configs/$$config.toml --out $(RUN) --overwrite && \
-	$(VENV)/bin/python scripts/render.py $(RUN) --path orbit && \
+	$(VENV)/bin/python scripts/render.py $(RUN) --cameras orbit && \
 	$(VENV)/bin/python scripts/summary.py $(RUN)
 
 demo-capture: $(VENV)/ready
 	$(VENV)/bin/python scripts/train.py --config room_cpu --out $(CAPTURE_RUN) --overwrite && \
-	$(VENV)/bin/python scripts/render.py $(CAPTURE_RUN) --path auto --frames 30 && \
+	$(VENV)/bin/python scripts/render.py $(CAPTURE_RUN) --cameras auto --frames 30 && \
 	$(VENV)/bin/python scripts/measure.py depth $(CAPTURE_RUN) && \
 	$(VENV)/bin/python scripts/summary.py $(CAPTURE_RUN)
 

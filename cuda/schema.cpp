@@ -59,16 +59,17 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   // filling.
   m.def(
       "_march_count(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, "
-      "float far, Tensor? jitter, Tensor? ladder) -> (Tensor, Tensor, Tensor)");
+      "float far, Tensor? jitter, Tensor? t_edges) -> (Tensor, Tensor, Tensor)");
   // -> t_starts, t_ends, ray_offsets.
   m.def(
       "_march_fill(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, float far, "
-      "Tensor? jitter, Tensor? ladder, Tensor counts, Tensor tile_offsets, Tensor workspace, int n_rows) -> (Tensor, "
+      "Tensor? jitter, Tensor? t_edges, Tensor counts, Tensor tile_offsets, Tensor workspace, int n_rows) -> (Tensor, "
       "Tensor, Tensor)");
 
   // Rows behind the last ray's are not looked at.
   m.def(
-      "_count_visible(Tensor density, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, float min_transmittance) -> "
+      "_count_visible(Tensor density, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, float "
+      "early_stop_transmittance) -> "
       "Tensor");
   // -> positions, t_starts, t_ends, ray_index, with n_rows rows.
   m.def(

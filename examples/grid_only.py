@@ -4,7 +4,9 @@ import torch
 
 import nerfkit
 
-grid = nerfkit.nn.FeatureGrid(levels=8, features=2, log2_table=14, base_resolution=4, max_resolution=128)
+grid = nerfkit.nn.FeatureGrid(
+    levels=8, features_per_level=2, log2_hashmap_size=14, base_resolution=4, max_resolution=128
+)
 net = torch.nn.Sequential(grid, torch.nn.Linear(grid.n_features, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 optimizer = nerfkit.LazyAdam(net.parameters(), lr=0.01)
 

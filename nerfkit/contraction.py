@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unbounded space in a cube: the contraction of mip-NeRF 360 with the maximum norm, and ladders of distances.
+"""Unbounded space in a cube: the contraction of mip-NeRF 360 with the maximum norm, and edges of distances.
 
 With u a position relative to a box, whose faces are at +-1, and m its largest coordinate:
 
     c = u                  inside the box (m <= 1)
     c = (2 - 1/m) u / m    outside: between the box and the cube [-2, 2]^3, whose faces are at infinity
 
-Letters: N positions, L distances of a ladder.
+Letters: N positions, L distances of t_edges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nerfkit.limits import ladder_distances
+from nerfkit.limits import edge_distances
 from nerfkit.ops.checks import POSITION_FLOATS, check
 from nerfkit.ops.march import FARTHEST
 
@@ -53,22 +53,22 @@ def uncontract(contracted: Tensor, box: Tensor) -> Tensor:
     return contracted / largest / gap * half + centre
 
 
-def exponential_ladder(near: float, far: float, step: float, cone: float) -> Tensor:
+def exponential_edges(near: float, far: float, step_size: float, cone_angle: float) -> Tensor:
     """Distances [L] float64 in scene units for `nerfkit.ops.march`: equal steps at first, then in proportion to t.
 
-    T_0 = near and T_{k+1} = T_k + max(step, cone T_k), up to the first that is not below far, and one more: the
-    interval ends of a ray with jitter 1 begin at T_1. So all rays' intervals cover T_1 to far, those without jitter
+    T_0 = near and T_{k+1} = T_k + max(step_size, cone_angle T_k), up to the first that is not below far, and one more:
+    the interval ends of a ray with jitter 1 begin at T_1. So all rays' intervals cover T_1 to far, those without jitter
     near to far.
 
     Args:
         near, far: scene units, 0 <= near < far, finite.
-        step: shortest interval, scene units.
-        cone: length of an interval per distance; 0 for equal steps.
+        step_size: shortest interval, scene units.
+        cone_angle: length of an interval per distance; 0 for equal steps.
 
-    Raises ValueError for other values, and for more than MAX_LADDER distances.
+    Raises ValueError for other values, and for more than MAX_EDGES distances.
 
-    >>> exponential_ladder(0.0, 8.0, step=1.0, cone=0.5)
+    >>> exponential_edges(0.0, 8.0, step_size=1.0, cone_angle=0.5)
     tensor([ 0.0000,  1.0000,  2.0000,  3.0000,  4.5000,  6.7500, 10.1250, 15.1875],
            dtype=torch.float64)
     """
-    return torch.tensor(ladder_distances(near, far, step, cone), dtype=torch.float64)
+    return torch.tensor(edge_distances(near, far, step_size, cone_angle), dtype=torch.float64)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError
-from nerfkit.reading import read_json, shown
+from nerfkit.safe_io import printable, read_json
 
 CROP = "crop.json"  # in a run folder
 MAX_BYTES = 2**16
@@ -69,11 +69,11 @@ class Crop:
         corners = self.corners()
         return torch.stack([corners.amin(0), corners.amax(0)]).numpy()
 
-    def placed(self, frame: Frame | None) -> Crop:
-        """The same where the model's frame lies as `frame` says in the files'."""
-        if frame is None:
+    def placed(self, transform: SceneTransform | None) -> Crop:
+        """The same where the model's frame lies as `transform` says in the files'."""
+        if transform is None:
             return replace(self, to_files=())
-        inverse = torch.linalg.inv(torch.from_numpy(frame.matrix()))
+        inverse = torch.linalg.inv(torch.from_numpy(transform.matrix()))
         return replace(self, to_files=tuple(inverse[:3].flatten().tolist()))
 
     def to_json(self, on: bool = True) -> str:
@@ -81,10 +81,10 @@ class Crop:
         return json.dumps({"min": list(self.low), "max": list(self.high), "frame": self.frame, "on": on}) + "\n"
 
 
-def read_crop(run: Path, frame: Frame | None) -> tuple[Crop, bool] | None:
+def read_crop(run: Path, transform: SceneTransform | None) -> tuple[Crop, bool] | None:
     """The crop of a run folder, and whether it is on; None if it has none. Raises RunError if the file is broken.
 
-    `frame` is how the model's frame lies in that of the files, `Run.frame`.
+    `transform` is how the model's frame lies in that of the files, `Run.transform`.
     """
     file = run / CROP
     if not file.exists():
@@ -93,8 +93,8 @@ def read_crop(run: Path, frame: Frame | None) -> tuple[Crop, bool] | None:
     try:
         found = msgspec.convert(content, CropFile)
     except msgspec.ValidationError as error:
-        raise RunError(f"{shown(file)} is no crop: {error}; correct it, or delete the file") from None
-    return crop_of(found.min, found.max, found.frame, shown(file)).placed(frame), found.on
+        raise RunError(f"{printable(file)} is no crop: {error}; correct it, or delete the file") from None
+    return crop_of(found.min, found.max, found.frame, printable(file)).placed(transform), found.on
 
 
 def crop_of(low: Corner, high: Corner, frame: str, where: str) -> Crop:
@@ -104,7 +104,7 @@ def crop_of(low: Corner, high: Corner, frame: str, where: str) -> Crop:
     return Crop(low, high, frame)
 
 
-def active_crop(run: Path, frame: Frame | None) -> Crop | None:
+def active_crop(run: Path, transform: SceneTransform | None) -> Crop | None:
     """The crop of a run folder, if it has one that is on."""
-    found = read_crop(run, frame)
+    found = read_crop(run, transform)
     return found[0] if found is not None and found[1] else None

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nerfkit.errors import RunError
-from nerfkit.reading import read_regular, shown
+from nerfkit.safe_io import printable, read_regular
 
 MARKER = ".nerfkit"  # in each folder of nerfkit: its kind, then the names of nerfkit's files, one per line
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
@@ -62,7 +62,7 @@ def append_line(path: Path, line: str) -> None:
 
 def failed(act: str, path: Path, error: Exception, then: str = "") -> RunError:
     """That something cannot be done with `path`, and why."""
-    return RunError(f"cannot {act} {shown(path)}: {getattr(error, 'strerror', None) or error}{then}")
+    return RunError(f"cannot {act} {printable(path)}: {getattr(error, 'strerror', None) or error}{then}")
 
 
 class OwnFolder:
@@ -120,15 +120,15 @@ class OwnFolder:
         Raises RunError if `name` is none of a file, the folder is gone, or another file has that name.
         """
         if not is_name(name):
-            raise RunError(f"{shown(name)!r} cannot be the name of a file or folder in {self.path}; rename it")
+            raise RunError(f"{printable(name)!r} cannot be the name of a file or folder in {self.path}; rename it")
         is_there_still = os.path.exists(self.path / MARKER)
         if self._lock is not None and is_there_still:  # it may have been moved, and another be in its place
             is_there_still = os.path.samestat(os.fstat(self._lock), os.stat(self.path))
         if not is_there_still:
-            raise RunError(f"{shown(self.path)} or its file {MARKER} is gone: nothing can be saved there")
+            raise RunError(f"{printable(self.path)} or its file {MARKER} is gone: nothing can be saved there")
         if name not in self.names:
             if not (is_there or name.endswith("/")) and os.path.lexists(self.path / name):
-                raise RunError(f"{shown(self.path / name)} exists, and nerfkit did not write it; move it away")
+                raise RunError(f"{printable(self.path / name)} exists, and nerfkit did not write it; move it away")
             append_line(self.path / MARKER, name)
             self.names.add(name)
 

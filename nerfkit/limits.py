@@ -11,27 +11,28 @@ BACKENDS = ("torch", "cpp", "cuda")
 CHOICES = ("auto", *BACKENDS)
 MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # of a feature grid
 MAX_INTERVALS = 2**20 - 1  # of a marched ray: more would not fit into memory, as with a step in the wrong unit
-MAX_LADDER = 2**16  # distances of a ladder
+MAX_EDGES = 2**16  # distances of t_edges
 COORDINATE_LIMIT = 1e12  # of positions in files, in their units, which may be metres from the Earth's centre
 
 
-def ladder_distances(near: float, far: float, step: float, cone: float) -> list[float]:
-    """See `nerfkit.contraction.exponential_ladder`."""
+def edge_distances(near: float, far: float, step_size: float, cone_angle: float) -> list[float]:
+    """See `nerfkit.contraction.exponential_edges`."""
     if not 0 <= near < far < math.inf:
-        raise ValueError(f"exponential_ladder: near and far must be finite with 0 <= near < far, got {near} and {far}")
-    if not (0 < step < math.inf and 0 <= cone < math.inf):
+        raise ValueError(f"exponential_edges: near and far must be finite with 0 <= near < far, got {near} and {far}")
+    if not (0 < step_size < math.inf and 0 <= cone_angle < math.inf):
         raise ValueError(
-            f"exponential_ladder: step must be positive and cone not negative, both finite, got {step} and {cone}"
+            f"exponential_edges: step_size must be positive and cone_angle not negative, both finite, got {step_size} "
+            f"and {cone_angle}"
         )
-    ladder = [float(near)]
+    t_edges = [float(near)]
     beyond = 0  # distances that are not below far
     while beyond < 2:
-        before = ladder[-1]
-        ladder.append(before + max(step, cone * before))
-        beyond += ladder[-1] >= far
-        if len(ladder) > MAX_LADDER or ladder[-1] == before:
+        before = t_edges[-1]
+        t_edges.append(before + max(step_size, cone_angle * before))
+        beyond += t_edges[-1] >= far
+        if len(t_edges) > MAX_EDGES or t_edges[-1] == before:
             raise ValueError(
-                f"exponential_ladder: step {step:g} and cone {cone:g} make more than {MAX_LADDER} intervals from "
-                f"{near:g} to {far:g}; use a larger step or cone"
+                f"exponential_edges: step_size {step_size:g} and cone_angle {cone_angle:g} make more than {MAX_EDGES} "
+                f"intervals from {near:g} to {far:g}; use a larger step_size or cone_angle"
             )
-    return ladder
+    return t_edges

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.errors import UserError
-from nerfkit.reading import open_regular, shown
+from nerfkit.safe_io import open_regular, printable
 
 SSIM_DEFINITION = "gaussian window 11x11, sigma 1.5, K1 0.01, K2 0.03, data range 1, mean over RGB (torchmetrics)"
 CORRECTED_DEFINITION = (
     "psnr after the least-squares affine transform of all channels from the render, less its background, to the truth; "
     "channels that the truth clips are left out of the fit, and the result is clamped to [0, 1]"
 )
-UNCLIPPED = (0.5 / 255, 254.5 / 255)  # 8-bit values of a picture that were not cut off
+UNCLIPPED = (0.5 / 255, 254.5 / 255)  # 8-bit values of an image that were not cut off
 MAX_GPU_PIXELS = 2**21  # of an image whose SSIM a GPU computes, in about 600 bytes a pixel
 MIN_SIDE = 6  # pixels, needed by SSIM's window, mirrored at the edges
 MAX_PSNR = 100.0  # dB, of identical images: keeps a mean over views finite
@@ -111,7 +111,9 @@ class Lpips:
         for n in CONVOLUTIONS:
             weight, bias = (state.get(f"features.{n}.{name}") for name in ("weight", "bias"))
             if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or weight.shape[2:] != (3, 3):
-                raise UserError(f"eval.lpips: {shown(file)} has no weights of VGG-16: features.{n}.weight is missing")
+                raise UserError(
+                    f"eval.lpips: {printable(file)} has no weights of VGG-16: features.{n}.weight is missing"
+                )
             self.layers[n] = weight.float().to(device), bias.float().to(device)
         linear = torch.load(
             Path(lpips.__file__).parent / "lpips_models" / "vgg.pth", map_location="cpu", weights_only=True
@@ -146,10 +148,10 @@ class Lpips:
 
 def _state_of(file: Path) -> dict[str, Tensor]:
     if not file.exists():
-        raise UserError(f"eval.lpips: {shown(file)} is not there; it is to be torchvision's weights of VGG-16")
+        raise UserError(f"eval.lpips: {printable(file)} is not there; it is to be torchvision's weights of VGG-16")
     with open_regular(file, MAX_WEIGHTS, "eval.lpips:", UserError) as content:
         try:
             state = torch.load(content, map_location="cpu", weights_only=True)  # runs no code of the file
         except Exception as error:  # whatever a file that holds no tensors leads to
-            raise UserError(f"eval.lpips: {shown(file)} cannot be read: {shown(str(error))}") from None
+            raise UserError(f"eval.lpips: {printable(file)} cannot be read: {printable(str(error))}") from None
     return state if isinstance(state, dict) else {}

@@ -11,7 +11,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from nerfkit.errors import ConfigError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 AUTO = "auto"  # how None is written: scene, device or model decide
 LARGEST = 1e300  # of numbers in model.options, which have no range of their own
@@ -119,4 +119,4 @@ def short(value: Any) -> str:
     """`value` as part of an error; of a huge integer, which may have no digits, the size alone."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"about {'-' if value < 0 else ''}2^{value.bit_length() - 1}"
-    return shown(str(value))
+    return printable(str(value))

@@ -33,14 +33,14 @@ class Processes:
     """This process, alone; `Several` has the same methods."""
 
     rank, size = 0, 1
-    text = "1 process"
+    description = "1 process"
 
     @property
     def is_first(self) -> bool:
         """Whether this process prints and writes."""
         return self.rank == 0
 
-    def share(self, n: int) -> range:
+    def shard(self, n: int) -> range:
         """Which of n items are this process's: every `size`-th."""
         return range(self.rank, n, self.size)
 
@@ -48,25 +48,25 @@ class Processes:
         """Connect the processes; the name of this one's device, of a kind such as auto, cpu or cuda."""
         return device
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait for all."""
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """A JSON value of each process, by rank."""
         return [value]
 
-    def in_turn(self, call: Callable[[], T]) -> T:
+    def rank0_first(self, call: Callable[[], T]) -> T:
         """What `call` returns, which is called after the first process has returned from it."""
         if self.is_first:
             result = call()
-        self.wait()
+        self.barrier()
         return result if self.is_first else call()
 
-    def most(self, values: Tensor) -> Tensor:
+    def all_reduce_max(self, values: Tensor) -> Tensor:
         """Elementwise maximum over the processes, on the device of `values`."""
         return values
 
-    def add(self, values: Tensor) -> None:
+    def all_reduce_sum(self, values: Tensor) -> None:
         """Sum over the processes, in place; part of a CUDA graph where that is being recorded."""
 
     def end(self, status: int) -> int:
@@ -74,7 +74,7 @@ class Processes:
         return status
 
 
-ALONE = Processes()
+SINGLE_PROCESS = Processes()
 
 
 class Several(Processes):
@@ -89,7 +89,7 @@ class Several(Processes):
         run = f"{os.environ['TORCHELASTIC_RUN_ID']}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         self.store = dist.PrefixStore(f"nerfkit/{run}", store)
         self.exchanges = 0  # through the store so far
-        self.text = f"{self.size} processes"
+        self.description = f"{self.size} processes"
 
     def join(self, device: str) -> str:
         """Connect the processes; a GPU is that of this process's number on its host."""
@@ -106,15 +106,15 @@ class Several(Processes):
             torch.cuda.set_device(own)
         backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
         group = {"store": self.dist.PrefixStore("group", self.store), "rank": self.rank, "world_size": self.size}
-        self.wait()
+        self.barrier()
         self.dist.init_process_group(backend, timeout=LONGEST_STEP, device_id=own, **group)
-        self.text = f"{self.size} processes, gradients over {'NCCL' if use_gpu else 'gloo'}"
+        self.description = f"{self.size} processes, gradients over {'NCCL' if use_gpu else 'gloo'}"
         return str(own) if own is not None else device
 
-    def wait(self) -> None:
-        self.gathered(None)
+    def barrier(self) -> None:
+        self.all_gather(None)
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         self.exchanges += 1
         self.store.set(f"{self.exchanges}/{self.rank}", json.dumps(value))
         keys = [f"{self.exchanges}/{rank}" for rank in range(self.size)]
@@ -125,24 +125,24 @@ class Several(Processes):
             time.sleep(0.005)
         return [json.loads(self._call(lambda key=key: self.store.get(key))) for key in keys]
 
-    def most(self, values: Tensor) -> Tensor:
+    def all_reduce_max(self, values: Tensor) -> Tensor:
         values = values.clone()
         self._call(lambda: self.dist.all_reduce(values, self.dist.ReduceOp.MAX))
         return values
 
-    def add(self, values: Tensor) -> None:
+    def all_reduce_sum(self, values: Tensor) -> None:
         self._call(lambda: self.dist.all_reduce(values))
 
     def end(self, status: int) -> int:
         if status:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(status)  # a GPU may wait for a lost process for ever: nothing is torn down
-        self.wait()
+        self.barrier()
         if self.dist.is_initialized():
             self.dist.destroy_process_group()
         return 0
 
-    def tell(self, message: str) -> dict[int, str]:
+    def exchange_errors(self, message: str) -> dict[int, str]:
         """Tell the others why this process ends; what the first has told by now, or within seconds."""
         told, end = self.dist.PrefixStore("ended", self.store), time.monotonic() + SAME_ERROR
         try:
@@ -167,4 +167,4 @@ class Several(Processes):
 def start() -> Processes:
     """The processes that torchrun started, of which this is one; just this one without torchrun."""
     is_one_of_several = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
-    return Several() if is_one_of_several else ALONE
+    return Several() if is_one_of_several else SINGLE_PROCESS

@@ -33,11 +33,11 @@ from nerfkit.commands.options import TYRO, first_look  # noqa: E402
 from nerfkit.data.images.batch import ImagePool  # noqa: E402
 from nerfkit.data.images.pixels import background_color, blend  # noqa: E402
 from nerfkit.data.load import scene_of  # noqa: E402
-from nerfkit.data.scene import Scene, Views, in_words  # noqa: E402
+from nerfkit.data.scene import Scene, Views, format_sizes  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import TrainingError, UserError  # noqa: E402
 from nerfkit.model.registry import import_models  # noqa: E402
-from nerfkit.parallel import ALONE, Processes  # noqa: E402
+from nerfkit.parallel import SINGLE_PROCESS, Processes  # noqa: E402
 from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
 from nerfkit.training.evaluator import in_order, pixels_that_count, scores  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
@@ -56,7 +56,7 @@ class BenchOptions(config.Config):
     steps: int = 0  # of training, instead
     at: tuple[float, ...] = (5, 10, 20, 30, 45)  # also score at these times [s]
     seeds: tuple[int, ...] = (0,)
-    variants: tuple[str, ...] = ("",)  # each: options with commas between, as in "model.encoder=false,model.hidden=16"
+    variants: tuple[str, ...] = ("",)  # each: options with commas between, as in "model.encoder=false,model.levels=8"
     views: int = 0  # score on that many views; 0: all
     reach: tuple[float, ...] = ()  # PSNR [dB] of which the seconds are told, between two scores
     frames: int = 50  # rendered to measure frames per second
@@ -82,13 +82,13 @@ class Case:
         return self.name or self.changes or "default"
 
 
-def main(arguments: list[str], processes: Processes = ALONE) -> int:
+def main(arguments: list[str], processes: Processes = SINGLE_PROCESS) -> int:
     """Train each case with each seed, and write down how it went."""
     options = parse(arguments, __doc__, "scripts/bench_train.py")
     device = pick_device(processes.join(options.device))
     scene = scene_of(options)
     train, test = loaded(scene, "train"), loaded(scene, options.eval.split or "test")
-    about = {"scene": f"{scene.name} {in_words(test.images.sizes)}", "views": n_scored(options, test)}
+    about = {"scene": f"{scene.name} {format_sizes(test.images.sizes)}", "views": n_scored(options, test)}
     for case in map(Case, options.variants):
         for seed in options.seeds:
             result = about | measure(options, case, seed, scene, train, test, device, processes)
@@ -154,7 +154,7 @@ def measure(
     train: LoadedViews,
     test: LoadedViews,
     device: torch.device,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> dict[str, Any]:
     settings = varied(options, case.changes, seed)
     import_models(settings.model.module)
@@ -180,7 +180,7 @@ def measure(
         samples, rays = samples + seen[0], rays + seen[1]
         curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score(), 3)})
         print(f"  {case.title} seed {seed}: {curve[-1]}", flush=True)
-        processes.wait()
+        processes.barrier()
     result = {
         "name": case.title,
         "variant": case.changes,
@@ -249,9 +249,9 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
             pixels_that_count(of.images, of.views, view),
             device=device,
         )
-        for view in trainer.processes.share(min(n_views, len(cameras)))
+        for view in trainer.processes.shard(min(n_views, len(cameras)))
     ]
-    rows = in_order(trainer.processes.gathered(rows))
+    rows = in_order(trainer.processes.all_gather(rows))
     return {name: sum(row[name] for row in rows) / len(rows) for name in ("psnr", "ssim")}
 
 
@@ -273,7 +273,7 @@ def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
     step, processes = trainer.training_step, trainer.processes
     shared, ms = step.together, {}
     wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
-    for name, adding in (("added", processes), ("alone", ALONE)):
+    for name, adding in (("added", processes), ("alone", SINGLE_PROCESS)):
         step.release_graph()
         shared.processes = adding
         times = []
@@ -281,17 +281,17 @@ def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
             for _ in range(shared.warm_up_steps + 2):
                 step()
             wait()
-            processes.wait()
+            processes.barrier()
             began = time.perf_counter()
             for _ in range(steps):
                 step()
             wait()
             times.append((time.perf_counter() - began) / steps * 1e3)
         step.release_graph()  # NCCL cannot end while a graph holds its calls
-        ms[name] = round(processes.most(torch.tensor(statistics.median(times))).item(), 4)
+        ms[name] = round(processes.all_reduce_max(torch.tensor(statistics.median(times))).item(), 4)
     return {
         "processes": processes.size,
-        "text": processes.text,
+        "text": processes.description,
         "bytes_added": shared.bytes_added,
         "ms": ms,
         "share_of_addition": round(1 - ms["alone"] / ms["added"], 4),

@@ -122,7 +122,7 @@ class View(NamedTuple):
 def views_of(run: Run, data: str, split: str) -> list[View]:
     """The views of a split, as large as their true ranges, or as the scene's files where there are none."""
     run.config.data.downscale = 1.0
-    views = find_scene(data, run.config, run.frame).split(split)
+    views = find_scene(data, run.config, run.transform).split(split)
     folder, found = Path(data or run.config.data.path) / "depth", []
     for view, name in enumerate(views.names):
         cameras, files = views.cameras[[view]], (folder / split / f"{name}.npz", folder / f"{name}.npz")
@@ -131,7 +131,7 @@ def views_of(run: Run, data: str, split: str) -> list[View]:
         if true is not None:
             height, width = true.shape
             cameras = cameras if (width, height) == cameras.size(0) else cameras.resized(width, height)
-            true = true if run.frame is None else run.frame.distance_to_model(true)
+            true = true if run.transform is None else run.transform.distance_to_model(true)
         found.append(View(name, cameras, true))
     return found
 

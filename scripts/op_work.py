@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit import ops
-from nerfkit.contraction import exponential_ladder
+from nerfkit.contraction import exponential_edges
 from nerfkit.ops.packed import offsets_from_counts, ray_indices
 from scripts.work import Inputs, Work, dtypes, name_of, rand, rays_of, size_of, with_gradient
 from scripts.work_of_layers import (
@@ -86,23 +86,23 @@ def march_work(device: str, rays: int = 50000) -> Iterator[Work]:
             parts=CALLED,
             check=False,  # a middle within rounding of a border may fall on either side; the tests compare in float64
         )
-    yield march_along_a_ladder(device, box)
+    yield march_along_edges(device, box)
 
 
-def march_along_a_ladder(device: str, box: Tensor, rays: int = 20000) -> Work:
+def march_along_edges(device: str, box: Tensor, rays: int = 20000) -> Work:
     """Unbounded space: rays from inside the box through 256^3 contracted cells."""
     x = {
         "origins": torch.rand(rays, 3, device=device) - 0.5,
         "directions": F.normalize(torch.randn(rays, 3, device=device), dim=-1),
         "occupancy": shell(256, 2, 1.3, 0.045, device),  # 3 % of the cells, outside the box at its faces
         "box": box,
-        "ladder": exponential_ladder(0.05, 500.0, step=2 * 3**0.5 / 1024, cone=1 / 200).float().to(device),
+        "t_edges": exponential_edges(0.05, 500.0, step_size=2 * 3**0.5 / 1024, cone_angle=1 / 200).float().to(device),
     }
 
     def call(x: Inputs) -> Tensor:
-        return ops.march(*list(x.values())[:4], None, capacity=2**20, ladder=x["ladder"])[0]
+        return ops.march(*list(x.values())[:4], None, capacity=2**20, t_edges=x["t_edges"])[0]
 
-    return Work("march", f"{rays} rays, 256^3, a ladder of {len(x['ladder'])}, padded", x, call, parts=CALLED)
+    return Work("march", f"{rays} rays, 256^3, edges of {len(x['t_edges'])}, padded", x, call, parts=CALLED)
 
 
 def marched_rays(device: str, rays: int = 50000) -> tuple[Tensor, Tensor]:

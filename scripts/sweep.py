@@ -3,7 +3,7 @@
 """Compare variants of a recipe: cases x scenes x seeds, each trained for the same seconds.
 
     python scripts/sweep.py --json sweep.json --scenes lego=scenes/lego fox=scenes/fox,data.downscale=2 \\
-        --cases "" "small step:sampling.step=0.003" --seeds 0 1 2 --seconds 30
+        --cases "" "small step:sampling.step_size=0.003" --seeds 0 1 2 --seconds 30
     python scripts/sweep.py --json sweep.json            prints the table of what is there
 
 A scene is NAME=FOLDER, a case [NAME:]options with commas between; options of a scene follow its folder. What is in the
@@ -30,14 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from nerfkit import config  # noqa: E402
 from nerfkit.commands import status_of  # noqa: E402
 from nerfkit.data.load import scene_of  # noqa: E402
-from nerfkit.data.scene import Scene, in_words  # noqa: E402
+from nerfkit.data.scene import Scene, format_sizes  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import UserError  # noqa: E402
 from nerfkit.model.registry import import_models, model_class  # noqa: E402
 from scripts import bench_train  # noqa: E402
 from scripts.bench_train import BenchOptions, Case, loaded  # noqa: E402
 
-OF_A_CASE = ("data.background", "data.appearance", "data.poses")  # all other options of data change the images
+OF_A_CASE = ("data.background", "data.appearance", "data.pose_optimization")  # others change the images
 KEY = ("case", "scene", "seed", "seconds", "steps_asked", "device", "options")  # of a run
 
 
@@ -112,7 +112,7 @@ def sweep_scene(options: SweepOptions, scene: str, cases: list[Case]) -> None:
     train, test = loaded(found, "train"), loaded(found, options.eval.split or "test")
     for case, key in wanted:
         run = bench_train.measure(settings, case, key["seed"], found, train, test, device)
-        run = {"size": in_words(test.images.sizes), "views": bench_train.n_scored(options, test)} | run | key
+        run = {"size": format_sizes(test.images.sizes), "views": bench_train.n_scored(options, test)} | run | key
         print(bench_train.line_of(case, run), flush=True)
         bench_train.add_to(options.json, run, device)
 

@@ -28,7 +28,7 @@ def assert_names(text: str, *parts: object) -> None:
 
 
 @contextmanager
-def raises_naming(
+def raises_mentioning(
     error: type[BaseException] | tuple[type[BaseException], ...], *parts: object
 ) -> Iterator[pytest.ExceptionInfo]:
     """Require an error of that type whose message names all `parts`."""

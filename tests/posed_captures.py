@@ -179,8 +179,9 @@ def call(command, *arguments) -> None:
 
 WIDTH, HEIGHT = 24, 16  # of odd captures
 SMALL = (  # options with which training takes a second
-    "--config cpu --device cpu --model.levels 2 --model.log2_table 8 --model.max_resolution 32 --model.hidden 8 "
-    "--sampling.occupancy_resolution 8 --trainer.steps 2 --trainer.max_seconds 0 --trainer.samples 256"
+    "--config cpu --device cpu --model.levels 2 --model.log2_hashmap_size 8 --model.max_resolution 32 "
+    "--model.mlp_width 8 --sampling.occupancy_resolution 8 --trainer.steps 2 --trainer.max_seconds 0 "
+    "--trainer.samples_per_step 256"
 ).split()
 
 

@@ -151,7 +151,7 @@ def in_processes(n: int, folder: Path, call: Callable[[parallel.Processes], Any]
         processes = parallel.start()
         processes.join("cpu")
         torch.save(call(processes), folder / f"result{rank}")
-        processes.wait()
+        processes.barrier()
 
     ended = forked(n, folder, connected)
     assert ended == [0] * n, "\n".join(ended.printed)

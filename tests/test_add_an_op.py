@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nerfkit import jit
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.package.conftest import ROOT, run
 
 pytestmark = pytest.mark.slow
@@ -38,12 +38,12 @@ def test_a_lock_that_was_left_behind_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     (tmp_path / "three").mkdir()
     (tmp_path / "three" / "lock").touch()
-    with raises_naming(jit.BuildError, tmp_path / "three" / "lock"):
+    with raises_mentioning(jit.BuildError, tmp_path / "three" / "lock"):
         jit.load("three", [])
 
 
 def test_a_compiler_error_is_shown(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     (tmp_path / "broken.cpp").write_text("this is not C++")
-    with raises_naming(jit.BuildError, "broken", "error:"):
+    with raises_mentioning(jit.BuildError, "broken", "error:"):
         jit.load("broken", [tmp_path / "broken.cpp"])

@@ -18,12 +18,12 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.alignment import aligned
 from nerfkit.training.run import checkpoint
 from nerfkit.training.step.adjustments import ViewAdjustments, in_light, radius_of, rotated
-from tests import balls
-from tests.naming import raises_naming
+from tests import sphere_field
+from tests.naming import raises_mentioning
+from tests.noisy_captures import LENS, capture
 from tests.trainers import make_trainer
-from tests.weak_captures import LENS, capture
 
-BOTH = DataConfig(appearance="affine", poses="refine")
+BOTH = DataConfig(appearance="affine", pose_optimization=True)
 DOUBLE = torch.float64
 
 
@@ -92,7 +92,7 @@ def test_the_mean_of_all_views_is_none():
 def test_lengths_are_those_of_the_box():
     assert radius_of((0, 0, 0, 1.0, 2.0, 2.0)) == pytest.approx(3**0.5 / 2)
     boxes = ((-1.0,) * 3 + (1.0,) * 3, (-10.0,) * 3 + (10.0,) * 3)
-    one, ten = (adjustments(5, DataConfig(poses="refine", box=box)) for box in boxes)
+    one, ten = (adjustments(5, DataConfig(pose_optimization=True, box=box)) for box in boxes)
     assert ten.stats()["cameras_shifted"] == pytest.approx(10 * one.stats()["cameras_shifted"])
     turned = (one.poses - one.poses.mean(0))[:, :3].square().sum(-1).mean().sqrt().item()
     assert one.stats()["cameras_turned"] == pytest.approx(math.degrees(turned))
@@ -109,7 +109,7 @@ def test_poses_wait_for_a_field():
 
 
 def test_a_loaded_run_has_the_cameras_that_were_found(small_config, tmp_path):
-    small_config.data.poses = "refine"
+    small_config.data.pose_optimization = True
     trainer = make_trainer(small_config)
     trainer.adjustments.poses.data = adjustments(12).poses.data
     trainer.save(tmp_path / "run")
@@ -120,7 +120,7 @@ def test_a_loaded_run_has_the_cameras_that_were_found(small_config, tmp_path):
     tensors, state = checkpoint.load(tmp_path / "run")
     del tensors["views.poses"]
     checkpoint.save(trainer.folder, tensors, {**state})
-    with raises_naming(RunError, "config.toml", "poses"):
+    with raises_mentioning(RunError, "config.toml", "poses"):
         load_run(tmp_path / "run", "cpu")
 
 
@@ -153,8 +153,8 @@ def test_a_light_that_colors_do_not_tell_is_none():
 
 def test_a_pose_is_found_with_the_field_frozen():
     """The balls, of which one view is off; what it saw has pixels that do not count."""
-    config, cameras, view, background = balls.config(), balls.cameras(3, (44, 40)), 2, torch.ones(3)
-    model = balls.Balls(config)
+    config, cameras, view, background = sphere_field.config(), sphere_field.cameras(3, (44, 40)), 2, torch.ones(3)
+    model = sphere_field.Balls(config)
     model.update(0)
     truth = ImageRenderer(model, background)(cameras, view)["rgb"]
     generator = torch.Generator().manual_seed(0)
@@ -174,15 +174,15 @@ def test_a_pose_is_found_with_the_field_frozen():
 def test_a_model_without_gradients_in_the_rays_is_named(small_config):
     """In the first step, not after training; and where it was trained without."""
 
-    class Fixed(balls.Balls):
+    class Fixed(sphere_field.Balls):
         def forward(self, rays, background, jitter=None, capacity=None):
             fixed = Rays(rays.origins.detach(), rays.directions.detach(), rays.view)
             return super().forward(fixed, background, jitter, capacity)
 
-    config = balls.config()
-    with raises_naming(UserError, "Fixed", "data.poses"):
-        aligned(Fixed(config), config, balls.cameras(1), 0, torch.ones(40, 44, 3), None, torch.ones(3))
-    small_config.data.poses = "refine"
-    make_trainer(small_config, model=balls.Balls).train_step()
-    with raises_naming(UserError, "Fixed", "data.poses"):
+    config = sphere_field.config()
+    with raises_mentioning(UserError, "Fixed", "data.pose_optimization"):
+        aligned(Fixed(config), config, sphere_field.cameras(1), 0, torch.ones(40, 44, 3), None, torch.ones(3))
+    small_config.data.pose_optimization = True
+    make_trainer(small_config, model=sphere_field.Balls).train_step()
+    with raises_mentioning(UserError, "Fixed", "data.pose_optimization"):
         make_trainer(small_config, model=Fixed).train_step()

@@ -172,7 +172,7 @@ def test_a_path_that_is_saved_is_loaded_and_rendered_the_same(path, tmp_path, fr
     for ours, theirs in zip(path.keyframes, loaded.keyframes, strict=True):
         assert np.allclose(ours.pose, theirs.pose, rtol=0, atol=1e-5)
         assert (ours.fov, ours.seconds) == pytest.approx((theirs.fov, theirs.seconds))
-    cameras = read_path(file, (8, 8), frame=frame)  # as `nerfkit render --path` reads it
+    cameras = read_path(file, (8, 8), transform=frame)  # as `nerfkit render --cameras` reads it
     wanted = path.cameras()
     torch.testing.assert_close(cameras.camera_to_world, wanted.camera_to_world, rtol=0, atol=1e-5)
     torch.testing.assert_close(cameras.focal, wanted.focal)

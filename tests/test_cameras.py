@@ -10,11 +10,11 @@ import torch
 
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import MODELS, Lens
-from nerfkit.data.cameras.plausible import doubts_of_lenses
+from nerfkit.data.cameras.plausible import lens_diagnostics
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names, raises_mentioning
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_directions_of_many_lenses_lie_between_those_of_nodes(monkeypatch, most:
     """In a table that would be too large, every n-th pixel has a direction; projected back, few pixels are far off."""
     monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", most)
     lenses = [SHARED, FISHEYE, NARROW, SHARED]
-    cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(4, 3, 4), lenses)
+    cameras = Cameras.from_lenses(torch.eye(4)[:3].expand(4, 3, 4), lenses)
     assert cameras.table.spacing == spacing
     for view, lens in enumerate(lenses):
         rays = cameras.image_rays(view)
@@ -113,9 +113,9 @@ def test_directions_of_many_lenses_lie_between_those_of_nodes(monkeypatch, most:
 
 def test_pixels_between_nodes_without_a_direction_are_not_known(monkeypatch):
     folding = Lens("SIMPLE_RADIAL", (50.0, 50.0, 50.0, -0.078), 100, 100)  # corners lie beyond its fold
-    exact = Cameras.of_lenses(torch.eye(4)[None, :3], [folding]).known_image(0)
+    exact = Cameras.from_lenses(torch.eye(4)[None, :3], [folding]).known_image(0)
     monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", 6000)
-    cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [folding, SHARED])
+    cameras = Cameras.from_lenses(torch.eye(4)[:3].expand(2, 3, 4), [folding, SHARED])
     known = cameras.known_image(0)
     assert cameras.table.spacing == 2 and not exact.all()
     assert not (known & ~exact).any(), "none is made up"
@@ -124,8 +124,8 @@ def test_pixels_between_nodes_without_a_direction_are_not_known(monkeypatch):
 
 def test_lenses_of_too_many_pixels_are_refused(monkeypatch):
     monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", 10)
-    with raises_naming(SceneError, "data.downscale", "2 lenses"):
-        Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [SHARED, FISHEYE])
+    with raises_mentioning(SceneError, "data.downscale", "2 lenses"):
+        Cameras.from_lenses(torch.eye(4)[:3].expand(2, 3, 4), [SHARED, FISHEYE])
 
 
 SIZE = (640, 500)
@@ -313,9 +313,9 @@ UNLIKELY = {  # and what has to be named
 @pytest.mark.parametrize("name", UNLIKELY)
 def test_a_lens_that_no_camera_has_is_doubted_with_the_likely_unit(name: str):
     lens, *named = UNLIKELY[name]
-    (line,) = doubts_of_lenses([*LIKELY.values(), lens, lens])
+    (line,) = lens_diagnostics([*LIKELY.values(), lens, lens])
     assert_names(line, *named, f"2 of {len(LIKELY) + 2} images")
-    assert not doubts_of_lenses(LIKELY.values())
+    assert not lens_diagnostics(LIKELY.values())
 
 
 def test_the_fold_of_a_barrel():
@@ -389,5 +389,5 @@ BAD = {  # arguments, and what the error has to name
 @pytest.mark.parametrize("name", BAD)
 def test_bad_lenses(name: str):
     arguments, *named = BAD[name]
-    with raises_naming(SceneError, *named):
+    with raises_mentioning(SceneError, *named):
         Lens(*arguments)

@@ -20,7 +20,7 @@ from nerfkit.config import DataConfig
 from nerfkit.data.assemble import CUT_OUT
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
-from nerfkit.data.scene_transform.doubts import doubts_of_images
+from nerfkit.data.scene_transform.diagnostics import image_diagnostics
 from nerfkit.errors import ConfigError, RunError, SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -29,7 +29,7 @@ from nerfkit.rendering.paths import with_size
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import (
     BOX,
     LEFT,
@@ -54,30 +54,32 @@ def run_of_capture(tmp_path_factory) -> Path:
     changes = {  # alone: what a file says is given, a box, too
         "device": "cpu",
         "data": {"path": str(folder / "scene")},
-        "model": {"levels": 2, "log2_table": 10, "max_resolution": 24, "hidden": 16},
-        "sampling": {"step": 0.08, "occupancy_resolution": 8},
-        "trainer": {"steps": 4, "samples": 1024},
+        "model": {"levels": 2, "log2_hashmap_size": 10, "max_resolution": 24, "mlp_width": 16},
+        "sampling": {"step_size": 0.08, "occupancy_resolution": 8},
+        "trainer": {"steps": 4, "samples_per_step": 1024},
     }
     (folder / "options.toml").write_text(tomli_w.dumps(changes))
     call(train, "--config", folder / "options.toml", "--out", folder / "run")
     return folder / "run"
 
 
-def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypatch, capsys):
+def test_going_on_and_scoring_use_the_transform_of_the_run(run_of_capture, monkeypatch, capsys):
     """Even if another would be found now."""
     run, scene = load_run(run_of_capture, "cpu"), load_scene(str(run_of_capture.parent / "scene"))
-    assert run.config.data.box == pytest.approx(scene.frame.box.ravel().tolist(), abs=1e-6)
-    assert run.config.sampling.near == pytest.approx(scene.frame.near)
+    assert run.config.data.box == pytest.approx(scene.transform.box.ravel().tolist(), abs=1e-6)
+    assert run.config.sampling.near == pytest.approx(scene.transform.near)
     torch.testing.assert_close(run.cameras("train").camera_to_world, scene.split("train").cameras.camera_to_world)
     before = (run_of_capture / "scene.json").read_text()
     score = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
-    monkeypatch.setattr("nerfkit.data.assemble.find_frame", lambda *_, **__: pytest.fail("a frame was looked for"))
+    monkeypatch.setattr(
+        "nerfkit.data.assemble.find_scene_transform", lambda *_, **__: pytest.fail("a frame was looked for")
+    )
     call(eval_command, run_of_capture)
     again = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
     assert again == pytest.approx(score, abs=0.01), "a GPU adds in another order each time"
     call(train, "--resume", run_of_capture, "--trainer.steps", 6, "-v")
     assert (run_of_capture / "scene.json").read_text() == before
-    assert "frame" in capsys.readouterr().out
+    assert "kind object" in capsys.readouterr().out
 
 
 def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tmp_path, monkeypatch):
@@ -85,26 +87,26 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
     ends, bar = [], render.color_bar
     monkeypatch.setattr(render, "color_bar", lambda *given: ends.append(given[1:3]) or bar(*given))
     size = ("--size", 26, 22)
-    call(render, run_of_capture, "--path", "test", "--out", tmp_path / "a", *size, "--outputs", "rgb,depth,normal")
+    call(render, run_of_capture, "--cameras", "test", "--out", tmp_path / "a", *size, "--outputs", "rgb,depth,normal")
     written = json.loads((tmp_path / "a" / "path.json").read_text())["frames"]
     got = np.array([frame["transform_matrix"] for frame in written])
     np.testing.assert_allclose(got, np.stack(poses(20, 1.3))[[0, 8, 16]], atol=1e-5)
-    call(render, run_of_capture, "--path", tmp_path / "a" / "path.json", "--out", tmp_path / "b", *size)
+    call(render, run_of_capture, "--cameras", tmp_path / "a" / "path.json", "--out", tmp_path / "b", *size)
     stems = [frame["file_path"] for frame in written]
     run = load_run(run_of_capture)  # on the device that the command took
-    assert run.frame is not None and run.frame.scale != 1
-    assert stems == run.scene.names("test") and "0000" not in stems, "frames are called as the photographs"
+    assert run.transform is not None and run.transform.scale != 1
+    assert stems == run.scene.names("test") and "0000" not in stems, "frames are called as the photos"
     for view in (0, 2):
         files = (tmp_path / "a" / f"{stems[view]}.png", tmp_path / "b" / f"{view:04d}.png")
         one, other = (np.asarray(Image.open(file)).astype(int) for file in files)
         assert np.abs(one - other).max() <= 2, "but for rounding, where a GPU adds in another order"
     images = run.render(with_size(run.cameras("test"), 26, 22), 1, ("depth", "normal"))
     depth, normal = (np.load(tmp_path / "a" / f"{name}_{stems[1]}.npz")[name] for name in ("depth_z", "normal"))
-    np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.frame.scale, rtol=1e-4)
+    np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.transform.scale, rtol=1e-4)
     colors = preview("depth_z", images | {"depth_z": torch.from_numpy(depth)}, ends[0])
     shown = np.asarray(Image.open(tmp_path / "a" / f"depth_z_{stems[1]}.png")) / 255
     np.testing.assert_allclose(shown, colors.numpy(), atol=0.03, err_msg="the legend is in the files' units")
-    np.testing.assert_allclose(normal, images["normal"].numpy() @ run.frame.rotation, atol=1e-3)
+    np.testing.assert_allclose(normal, images["normal"].numpy() @ run.transform.rotation, atol=1e-3)
 
 
 def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
@@ -112,7 +114,7 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
     few = ("--frames", 2, "--size", 20, 16)
     place = Path(shutil.copytree(run_of_capture, tmp_path / "place"))
     scene = json.loads((place / "scene.json").read_text())
-    scene["frame"]["kind"] = "inward"
+    scene["transform"]["kind"] = "inward"
     (place / "scene.json").write_text(json.dumps(scene))
     call(render, place, *few)
     frames = [np.asarray(Image.open(place / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
@@ -121,7 +123,7 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
     flown = [frame["transform_matrix"] for frame in json.loads(path.read_text())["frames"]]
     middle = np.reshape(seen.config.data.box, (2, 3)).mean(0)
     elevations = []
-    for eyes in (seen.frame.to_model(np.array(flown)[:, :3]), seen.cameras("train").camera_to_world.numpy()):
+    for eyes in (seen.transform.to_model(np.array(flown)[:, :3]), seen.cameras("train").camera_to_world.numpy()):
         offsets = eyes[:, :, 3] - middle
         elevations.append(np.arcsin(offsets @ seen.scene.up / np.linalg.norm(offsets, axis=1)).mean())
     assert elevations[0] == pytest.approx(elevations[1], abs=1e-3), "as high as the views are"
@@ -161,12 +163,12 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
 
 def test_inspect_says_what_training_would(tmp_path):
     scene = colmap_in(tmp_path / "scene", [PINHOLE] * 5)
-    with raises_naming(RunError, scene):
+    with raises_mentioning(RunError, scene):
         run_main(inspect, str(scene), "--out", str(scene))
-    with raises_naming(SceneError, "'ply'", "colmap"):
+    with raises_mentioning(SceneError, "'ply'", "colmap"):
         run_main(inspect, str(scene), "--data.format", "ply")
     for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
-        with raises_naming(ConfigError, f"data.{option}"):
+        with raises_mentioning(ConfigError, f"data.{option}"):
             run_main(inspect, str(scene), f"--data.{option}", *values)
 
 
@@ -213,33 +215,33 @@ def test_ignored_pixels_never_change_the_loss(masked):
 
 
 def test_masks_that_leave_little_are_doubted(masked):
-    assert doubts_of_images(load_scene(str(masked)).split("train").load()) == [], "10 of 26 columns"
+    assert image_diagnostics(load_scene(str(masked)).split("train").load()) == [], "10 of 26 columns"
     masks_in(masked, np.arange(26)[None].repeat(22, 0) >= 20)
     views = load_scene(str(masked)).split("train")
-    (line,) = doubts_of_images(views.load(), views.white_ignores)
-    assert_names(line, "77%", "the black ones", "white", "--data.masks cutout")
-    assert doubts_of_images(load_scene(str(masked), cutout=True).split("train").load()) == []
+    (line,) = image_diagnostics(views.load(), views.white_ignores)
+    assert_names(line, "77%", "the black ones", "white", "--data.masks alpha")
+    assert image_diagnostics(load_scene(str(masked), alpha_masks=True).split("train").load()) == []
 
 
 def test_inspection_of_what_is_cut_out(masked):
     """Masks are alpha then; what training would refuse is in the verdict, with status 1."""
     for file in (masked / "images").iterdir():
         Image.open(file).convert("RGB").save(file)
-    cut = examine(load_capture(str(masked)), DataConfig(masks="cutout"))
+    cut = examine(load_capture(str(masked)), DataConfig(masks="alpha"))
     assert_names(cut.page(), "with alpha: 20, with mask: 0", CUT_OUT, "kind object")
     assert not cut.problems()
     next(iter((masked / "masks").iterdir())).unlink()
-    (refused,) = examine(load_capture(str(masked)), DataConfig(masks="cutout")).refused
+    (refused,) = examine(load_capture(str(masked)), DataConfig(masks="alpha")).refused
     assert_names(refused, "1 of 20 images have neither mask nor alpha")
-    with raises_naming(SceneError, "data.masks", "1 of 20"):
-        load_scene(str(masked), cutout=True)
+    with raises_mentioning(SceneError, "data.masks", "1 of 20"):
+        load_scene(str(masked), alpha_masks=True)
 
 
 def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):
-    scene = load_scene(str(masked), cutout=True)
+    scene = load_scene(str(masked), alpha_masks=True)
     views = scene.split("train")
     images = views.load()
-    assert scene.frame.kind == "object" and views.channels == 4 and images.ignored is None
+    assert scene.transform.kind == "object" and views.channels == 4 and images.ignored is None
     assert views.bytes() == images.bytes()
     plain = load_scene(str(masked), box=BOX).split("train").load()
     for view in range(len(images)):

@@ -17,12 +17,13 @@ from nerfkit.data.capture import Points
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.scene import Scene
-from nerfkit.data.scene_transform.doubts import doubts_of_images
-from nerfkit.data.sfm.photographs import find_photographs
+from nerfkit.data.scene_transform.diagnostics import image_diagnostics
+from nerfkit.data.sfm.photos import find_photos
 from nerfkit.errors import SceneError
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.trainer import Trainer
-from tests.naming import assert_names, raises_naming
+from tests.camera_layouts import ring
+from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import (
     BOX,
     FOCAL,
@@ -44,7 +45,6 @@ from tests.posed_captures import (
     write_synthetic,
 )
 from tests.processes import run_main
-from tests.rigs import ring
 from tests.toy_scene import BALLS, RADII, write_scene
 
 
@@ -68,8 +68,8 @@ def test_every_format_gives_the_same_rays(tmp_path, format: str):
     for views in scene.views.values():
         for view, file in enumerate(views.files):
             rays, pose = views.cameras.image_rays(view), wanted[file.name]
-            origins = scene.frame.to_input(rays.origins.double().numpy())
-            directions = scene.frame.directions_to_input(rays.directions.double().numpy())
+            origins = scene.transform.to_input(rays.origins.double().numpy())
+            directions = scene.transform.directions_to_input(rays.directions.double().numpy())
             np.testing.assert_allclose(origins, np.broadcast_to(pose[:, 3], origins.shape), atol=1e-5)
             np.testing.assert_allclose(directions, local.numpy() @ pose[:, :3].T, atol=1e-5)
             np.testing.assert_array_equal(views.load().image(view).numpy(), np.asarray(Image.open(file)))
@@ -139,12 +139,12 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     offset = np.array([[0, 0, 0, aside], [0, 0, 0, 0], [0, 0, 0, 0]])
     images = [replace(image, camera_to_world=image.camera_to_world + offset) for image in capture.images]
     write_synthetic(tmp_path, replace(capture, images=images))
-    warned = load_scene(str(tmp_path)).frame.warnings()
+    warned = load_scene(str(tmp_path)).transform.warnings()
     assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
     run_main(inspect, str(tmp_path))
     assert ("data.box" in capsys.readouterr().out) == (aside > 1.5)
     box = (aside - 1, -1, -1, aside + 1, 1, 1)
-    assert not load_scene(str(tmp_path), box=box).frame.warnings()
+    assert not load_scene(str(tmp_path), box=box).transform.warnings()
 
 
 def test_images_that_are_turned_are_counted(tmp_path, capsys):
@@ -189,7 +189,7 @@ def test_missing_images_are_left_out_with_a_count(tmp_path):
     assert_names(note.text, "10 of 20", "10", names[0])
     assert sorted(file.name for file in scene.split("train").files) == names[10:]
     (folder / "images" / names[10]).unlink()
-    with raises_naming(SceneError, "data.path", "9 of 20", "11", names[0]):
+    with raises_mentioning(SceneError, "data.path", "9 of 20", "11", names[0]):
         load_scene(str(folder))
 
 
@@ -307,7 +307,7 @@ def test_alpha_that_is_opaque_is_none(tmp_path, picture, channels: int, said: tu
 
 @pytest.mark.parametrize("alpha", [0, 1])
 def test_images_of_which_alpha_shows_nothing_are_refused(tmp_path, alpha: int):
-    with raises_naming(SceneError, "alpha", f"{alpha} of 255", "RGB"):
+    with raises_mentioning(SceneError, "alpha", f"{alpha} of 255", "RGB"):
         load_scene(written(tmp_path, lambda k: rgba(k, alpha)))
 
 
@@ -315,7 +315,7 @@ def test_an_image_whose_alpha_would_be_lost_is_named(tmp_path):
     scene = load_scene(written(tmp_path, lambda k: rgba(k, 255)))
     file = scene.split("train").files[-1]
     Image.fromarray(rgba(0, 255 * LEFT)).save(file)
-    with raises_naming(SceneError, file.name, "transparent"):
+    with raises_mentioning(SceneError, file.name, "transparent"):
         scene.split("train").load()
 
 
@@ -357,7 +357,7 @@ def test_masks_keep_what_is_white_of_all(tmp_path, mask):
 def test_masks_that_leave_nothing_are_refused(tmp_path):
     folder = written(tmp_path, noise)
     masks_in(tmp_path, np.zeros_like(LEFT))
-    with raises_naming(SceneError, "masks", "17 images", "black"):
+    with raises_mentioning(SceneError, "masks", "17 images", "black"):
         load_scene(folder).split("train").load()
 
 
@@ -365,7 +365,7 @@ def test_masks_of_an_object_in_the_middle_are_no_mistake(tmp_path):
     folder, middle = written(tmp_path, noise), np.zeros_like(LEFT)
     middle[4:12, 6:18] = True
     masks_in(tmp_path, middle)
-    assert not doubts_of_images(load_scene(folder).split("train").load())
+    assert not image_diagnostics(load_scene(folder).split("train").load())
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_the_box_of_an_object_holds_it_in_any_unit(tmp_path, unit: float, aside:
     for image in capture.images:
         image.camera_to_world[:, 3] = unit * (image.camera_to_world[:, 3] + [aside, 0, 0])
     write_synthetic(tmp_path, capture)
-    frame = load_scene(str(tmp_path)).frame
+    frame = load_scene(str(tmp_path)).transform
     assert (frame.scale == 1) == ((unit, aside) == (1, 0)) and not frame.warnings()
     if frame.scale != 1:
         low, high = frame.to_input(frame.box) / unit - [aside, 0, 0]
@@ -409,24 +409,24 @@ def test_a_box_of_points_on_a_part_of_an_object_is_not_that_of_the_object(tmp_pa
     positions = BALLS[1] + 0.1 * np.random.default_rng(0).normal(size=(50, 3))
     points = Points(positions, np.zeros((50, 3), np.uint8), np.full(50, 4), np.tile(np.arange(4), 50))
     write_colmap(tmp_path, replace(capture, points=points))
-    frame = load_scene(str(tmp_path)).frame
+    frame = load_scene(str(tmp_path)).transform
     away = np.abs(frame.to_model(BALLS) - frame.box.mean(0)) + frame.scale * RADII[:, None] / 2
     assert (away < np.ptp(frame.box, axis=0) / 2).all()
 
 
 def test_what_ships_keeps_the_usual_box():
-    assert load_scene(str(ORRERY), downscale=4).frame.scale == 1
+    assert load_scene(str(ORRERY), downscale=4).transform.scale == 1
 
 
-def test_depth_and_masks_beside_photographs_are_none(tmp_path, capsys):
+def test_depth_and_masks_beside_photos_are_none(tmp_path, capsys):
     for k in range(3):
         Image.fromarray(noise(k)).save(tmp_path / f"frame-{k}.color.png")
         Image.fromarray(noise(k)[..., 0]).save(tmp_path / f"frame-{k}.depth.png")
         Image.fromarray(noise(k)[..., 0]).save(tmp_path / f"{k}_mask.png")
         Image.fromarray(noise(k)[..., 0].astype(np.uint16)).save(tmp_path / f"far{k}.png")
-    found = find_photographs(tmp_path, print)
+    found = find_photos(tmp_path, print)
     assert [photo.name for photo in found] == [f"frame-{k}.color.png" for k in range(3)]
     assert_names(capsys.readouterr().out, "9", "depth")
     for file in {*tmp_path.iterdir()} - {*tmp_path.glob("*.depth.png")}:
         file.unlink()
-    assert len(find_photographs(tmp_path, print)) == 3, "all of a kind are what is meant"
+    assert len(find_photos(tmp_path, print)) == 3, "all of a kind are what is meant"

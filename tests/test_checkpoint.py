@@ -21,7 +21,7 @@ from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import CONFIG, SCENE, read_config
 from nerfkit.training.run.folder import RunFolder, describe, read_scene
 from nerfkit.training.trainer import Trainer
-from tests.naming import assert_names, raises_naming, warns_naming
+from tests.naming import assert_names, raises_mentioning, warns_naming
 from tests.processes import command, forked, run_main
 from tests.trainers import make_trainer
 
@@ -56,7 +56,7 @@ def test_a_cut_and_every_flipped_bit_are_noticed(folder):
             tensors, state = checkpoint.load(folder.path)
         assert state["step"] == 1 and bool((tensors["x"] == 1).all()), place
     (folder.path / checkpoint.PREVIOUS).unlink()
-    with raises_naming(RunError, folder.path, checkpoint.NEWEST):
+    with raises_mentioning(RunError, folder.path, checkpoint.NEWEST):
         checkpoint.load(folder.path)
 
 
@@ -76,12 +76,12 @@ def test_a_broken_checkpoint_never_becomes_the_previous(folder, is_cut: bool):
 
 
 def test_no_and_other_checkpoints(folder, monkeypatch):
-    with raises_naming(RunError, folder.path):
+    with raises_mentioning(RunError, folder.path):
         checkpoint.load(folder.path)
     monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 99)
     checkpoint.save(folder, {"x": torch.zeros(1)}, STATE)
     monkeypatch.undo()
-    with raises_naming(RunError, checkpoint.NEWEST, 99, checkpoint.FORMAT_VERSION):
+    with raises_mentioning(RunError, checkpoint.NEWEST, 99, checkpoint.FORMAT_VERSION):
         checkpoint.load(folder.path)
 
 
@@ -108,13 +108,13 @@ def test_runs_are_not_overwritten_unless_asked(small_config, scene, tmp_path):
     started_run(path, small_config, scene)
     (path / "notes.txt").write_text("mine")
     for way in (path, tmp_path / "new" / ".." / "run"):
-        with raises_naming(RunError, path, "--resume", "--overwrite"):
+        with raises_mentioning(RunError, path, "--resume", "--overwrite"):
             RunFolder.for_new_run(way)
     again = RunFolder.for_new_run(path, overwrite=True)
     assert checkpoint.load(path)[1]["step"] == 7, "still there"
     again.start(small_config, scene)
     assert {file.name for file in path.iterdir()} == {MARKER, CONFIG, DECISIONS, SCENE, "notes.txt"}
-    with raises_naming(RunError, path / "notes.txt" / "run"):
+    with raises_mentioning(RunError, path / "notes.txt" / "run"):
         RunFolder.for_new_run(path / "notes.txt" / "run")
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_came_in_meanwhile_is_not_replaced(small_config, scene, tmp_p
     """Two new runs into one folder: the slower one finds the other's when it starts."""
     slow = RunFolder.for_new_run(tmp_path / "run")
     started_run(tmp_path / "run", small_config, scene)
-    with raises_naming(RunError, tmp_path / "run"):
+    with raises_mentioning(RunError, tmp_path / "run"):
         slow.start(small_config, scene)
     assert checkpoint.load(tmp_path / "run")[1]["step"] == 7
 
@@ -131,7 +131,7 @@ def test_a_folder_without_the_marker_is_left_alone(small_config, scene, tmp_path
     run = started_run(tmp_path / "run", small_config, scene)
     (run.path / MARKER).unlink()
     for open_it in (RunFolder.existing, RunFolder.for_new_run, lambda path: RunFolder.for_new_run(path, True)):
-        with raises_naming(RunError, run.path):
+        with raises_mentioning(RunError, run.path):
             open_it(run.path)
     assert checkpoint.load(run.path)[1]["step"] == 7
 
@@ -150,14 +150,14 @@ def test_a_scene_that_is_not_the_runs_is_named(small_config, scene, tmp_path):
     for named, edit in cases.items():
         other = copy.deepcopy(scene)
         edit(other.splits)
-        with raises_naming(RunError, *named):
+        with raises_mentioning(RunError, *named):
             run.check_resumable(small_config, other)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"name": "x", "up": [0, 0, 1], "splits": 3}'])
 def test_a_broken_scene_file_is_one_line(tmp_path, content: str):
     (tmp_path / SCENE).write_text(content)
-    with raises_naming(RunError, "scene.json"):
+    with raises_mentioning(RunError, "scene.json"):
         read_scene(tmp_path)
 
 
@@ -170,7 +170,9 @@ def test_a_run_of_another_format_is_refused_by_every_door(small_config, scene, t
     commands = ((train, "--resume"), (render,), (eval,), (view,), (export, "mesh"), (summary,))
     doors = [lambda words=words: run_main(*words, tmp_path) for words in commands]
     for door in (*doors, lambda: make_trainer(small_config).restore(tmp_path), lambda: load_run(tmp_path)):
-        with raises_naming(RunError, tmp_path, "no run format" if found is None else f"run format {found}", "format 1"):
+        with raises_mentioning(
+            RunError, tmp_path, "no run format" if found is None else f"run format {found}", "format 1"
+        ):
             door()
 
 
@@ -188,10 +190,10 @@ def test_a_device_that_is_not_there_is_named(monkeypatch, name: str):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda:1").index == 1
-    with raises_naming(RunError, name, "cuda"):
+    with raises_mentioning(RunError, name, "cuda"):
         pick_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with raises_naming(RunError, "GPU", "nerfkit doctor"):
+    with raises_mentioning(RunError, "GPU", "nerfkit doctor"):
         pick_device("cuda")
 
 

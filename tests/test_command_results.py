@@ -25,7 +25,7 @@ from nerfkit.rendering import paths
 from nerfkit.rendering.images import preview
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import read_config, read_log
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import call
 from tests.processes import run_main
 from tests.toy_scene import BOX, STEPS
@@ -60,9 +60,9 @@ def test_the_demo_needs_nothing_and_leaves_what_is_there(tmp_path, monkeypatch, 
     assert_names(said, "50 to train on", "10 test views: PSNR", video, image, "view runs/demo_2", "inspect")
     assert video.stat().st_size > 1000 and json.loads(scores.read_text())["psnr"] > 12
     assert len(said.split(" step")[0].splitlines()) < 8, "what was decided is in the run folder"
-    assert_names(Path("runs/demo_2/setup.txt").read_text(), "grid_encode", "kind object", "sampling.cone")
+    assert_names(Path("runs/demo_2/setup.txt").read_text(), "grid_encode", "kind object", "sampling.cone_angle")
     assert [file.name for file in Path("runs/demo").iterdir()] == ["mine.txt"]
-    with raises_naming(SceneError, "data/orrery", "checkout", "demo"):
+    with raises_mentioning(SceneError, "data/orrery", "checkout", "demo"):
         run_main(train, "--config", "orrery_cpu", "--out", "another")
 
 
@@ -111,7 +111,7 @@ def test_smaller_images_are_trained_and_scored(options, tmp_path):
 
 def test_scores_of_a_split_are_of_that_split(run):
     first = json.loads((run / "metrics.json").read_text())
-    call(eval_command, run, "--split", "train", "--comparisons", 3, "--device", "cpu")
+    call(eval_command, run, "--split", "train", "--comparison_images", 3, "--device", "cpu")
     metrics = json.loads((run / "eval" / "train" / "metrics.json").read_text())
     assert metrics["n_views"] == 12 and metrics["protocol"]["split"] == "train" and metrics["steps"] == STEPS
     assert len(list((run / "eval" / "train").glob("*.png"))) == 3
@@ -121,7 +121,7 @@ def test_scores_of_a_split_are_of_that_split(run):
     assert again["psnr"] == pytest.approx(first["psnr"], abs=1e-3) and again["n_views"] == 2
     assert again["train_seconds"] == first["train_seconds"]
     assert len(list((run / "eval").glob("*.png"))) == 1, "as many as the run asks for"
-    with raises_naming(UserError, "vgg.pth"):
+    with raises_mentioning(UserError, "vgg.pth"):
         call(eval_command, run, "--device", "cpu", "--lpips", "vgg.pth")
 
 
@@ -197,7 +197,7 @@ def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
     load_run = render.load_run
     state = {"step": STEPS, "seconds": 987.6}  # of another training, of as many steps
     monkeypatch.setattr(render, "load_run", lambda *given: replace(load_run(*given), state=state))
-    with raises_naming(RunError, folder, "--resume", "--out"):
+    with raises_mentioning(RunError, folder, "--resume", "--out"):
         call(render, run, *few, "--resume")
     earlier = {file.name: file.stat().st_mtime_ns for file in folder.glob("0*.png")}
     call(render, run, "--frames", 3, *few[2:])
@@ -228,7 +228,7 @@ def test_other_outputs_add_to_frames_and_other_frames_replace_them_on_request(ru
     assert np.load("opacity_0001.npz")["opacity"].shape == (5, 6) and Path("depth_z_0001.npz").exists()
     assert Path("opacity.mp4").exists() and Path("depth_ray.mp4").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"here", "run"}
-    with raises_naming(RunError, "another rendering", "--overwrite", "--out"):
+    with raises_mentioning(RunError, "another rendering", "--overwrite", "--out"):
         call(render, *asked, "--frames", 3)
     assert Path("depth_z_0001.npz").exists(), "nothing is lost by an accident"
     call(render, *asked, "--frames", 3, "--overwrite")
@@ -257,11 +257,11 @@ def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(r
     run = run.rename(tmp_path / "moved")
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace('/scene"', '/gone"'))
-    call(render, run, "--path", "interpolate", "--frames", 4, "--size", 7, 5, *few)
+    call(render, run, "--cameras", "interpolate", "--frames", 4, "--size", 7, 5, *few)
     file, held_out = run / "render" / "interpolate" / "path.json", load_run(run, "cpu").cameras("test")
     made = parse_cameras(read_json(file), file)
     torch.testing.assert_close(made.camera_to_world[::2], held_out.camera_to_world, rtol=0, atol=1e-5)
-    call(render, run, "--path", file, "--out", tmp_path / "again", *few)
+    call(render, run, "--cameras", file, "--out", tmp_path / "again", *few)
     for view in range(4):
         name = file_of("opacity", view, "npz")
         first, again = (np.load(folder / name)["opacity"] for folder in (file.parent, tmp_path / "again"))
@@ -270,14 +270,14 @@ def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(r
 
 
 def test_the_views_of_a_split_are_its_cameras_and_a_spiral_is_around_the_middle_of_the_box(run):
-    call(render, run, "--path", "test", "--outputs", "opacity", "--device", "cpu")
+    call(render, run, "--cameras", "test", "--outputs", "opacity", "--device", "cpu")
     folder, loaded = run / "render" / "test", load_run(run, "cpu")
     names = loaded.scene.names("test")
     assert {file.name for file in folder.glob("*.npz")} == {f"opacity_{name}.npz" for name in names}
     assert len(names) == 2 and not (folder / f"{names[0]}.png").exists()
     wanted = loaded.render(loaded.cameras("test"), 1, ("opacity",))["opacity"]
     np.testing.assert_allclose(np.load(folder / f"opacity_{names[1]}.npz")["opacity"], wanted.numpy(), atol=1e-4)
-    call(render, run, "--path", "spiral", "--frames", 2, "--size", 7, 5, "--device", "cpu")
+    call(render, run, "--cameras", "spiral", "--frames", 2, "--size", 7, 5, "--device", "cpu")
     file, middle = run / "render" / "spiral" / "path.json", torch.tensor(BOX).view(2, 3).mean(0)
     wanted = paths.spiral(loaded.cameras(), middle, torch.tensor([0.0, 0, 1]), 2)
     made = parse_cameras(read_json(file), file)

@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 
 from nerfkit import __version__
-from nerfkit.commands import StopSignals, as_typed, status_of
+from nerfkit.commands import StopSignals, command_line, status_of
 from nerfkit.commands.options import OPTIONS
 from nerfkit.commands.render import FILES
 from nerfkit.files import MARKER
@@ -71,7 +71,7 @@ NAMED = {  # what somebody else wrote, and what says so
     "kind_of_a_folder_rendered": (marked, "render {run} --frames 1 --size 6 5"),
     "kind_of_a_folder_inspected": (marked, "inspect {scene} --out {run}"),
     "format_of_a_checkpoint": (of_another_format, "eval {run}"),
-    "splits": (replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'), "render {run} --path nope"),
+    "splits": (replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'), "render {run} --cameras nope"),
     "splits_exported": (
         replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'),
         "export depth {run} --split n",
@@ -111,7 +111,14 @@ def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
 
 def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run):
     before = content(run)
-    much = ("--model.log2_table", 30, "--model.features", 128, "--model.max_resolution", 60000)  # of memory
+    much = (
+        "--model.log2_hashmap_size",
+        30,
+        "--model.features_per_level",
+        128,
+        "--model.max_resolution",
+        60000,
+    )  # of memory
     output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *much, status=1)
     assert last_line(output).startswith("error: ") and content(run) == before
 
@@ -228,17 +235,17 @@ def test_a_clone_where_nothing_is_installed(tmp_path):
 def test_what_to_type_next(monkeypatch, started: str, typed: str):
     """In the form that the user has: with `python -m nerfkit` there may be no scripts."""
     monkeypatch.setattr(sys, "argv", [started])
-    assert shlex.split(as_typed("render", Path("runs/Dose süß"))) == [*typed.split(), "runs/Dose süß"]
+    assert shlex.split(command_line("render", Path("runs/Dose süß"))) == [*typed.split(), "runs/Dose süß"]
 
 
 def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
     misspelt = run.with_name(run.name + "x")
     few = ("--config", options, "--trainer.steps", "1", "--out", tmp_path / "new")
     for command, words, named in (
-        ("render", (run, "--path", "orbitt"), ("--path", "'orbitt'", "did you mean orbit?")),
+        ("render", (run, "--cameras", "orbitt"), ("--cameras", "'orbitt'", "did you mean orbit?")),
         ("render", (run, "--outputs", "rgb,deep"), ("--outputs", "'deep'", ",".join(FILES))),
         ("render", (run, "--size", 0, 5), ("--size", "1", "65536", "0")),
-        ("render", (run, "--path", "test", "--frames", 9), ("--frames", "test")),
+        ("render", (run, "--cameras", "test", "--frames", 9), ("--frames", "test")),
         ("render", (misspelt,), (misspelt, "did you mean", run)),
         ("render", (tmp_path,), (tmp_path, "config.toml")),
         ("train", ("--out", tmp_path / "new"), ("data.path",)),

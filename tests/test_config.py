@@ -21,10 +21,10 @@ from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
 from nerfkit.model.registry import model_class
 from nerfkit.training.run.load import load_run
-from tests.naming import raises_naming
+from tests.camera_layouts import grid, ring
+from tests.naming import raises_mentioning
 from tests.posed_captures import SMALL, write_capture
 from tests.processes import call, run_main
-from tests.rigs import grid, ring
 
 
 def write(folder, text: str) -> str:
@@ -35,13 +35,13 @@ def write(folder, text: str) -> str:
 
 def test_command_line_beats_file_beats_default(tmp_path):
     """And a later file an earlier one."""
-    first = write(tmp_path, "seed = 1\n[model]\nlevels = 3\n[trainer]\nsteps = 7\nsamples = 99\n")
+    first = write(tmp_path, "seed = 1\n[model]\nlevels = 3\n[trainer]\nsteps = 7\nsamples_per_step = 99\n")
     second = tmp_path / "second.toml"
-    second.write_text("[model]\nencoder = false\n[trainer]\nsamples = 98\n")
+    second.write_text("[model]\nencoder = false\n[trainer]\nsamples_per_step = 98\n")
     for files in (["--config", first, str(second)], ["--config", first, "--config", str(second)]):
         options = train_options([*files, "--trainer.steps", "8", "--data.path", "x"])
         assert (options.seed, options.model.levels, options.model.encoder) == (1, 3, False)
-        assert (options.trainer.steps, options.trainer.samples, options.eval.comparisons) == (8, 98, 8)
+        assert (options.trainer.steps, options.trainer.samples_per_step, options.eval.comparison_images) == (8, 98, 8)
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -73,9 +73,9 @@ def test_shipped_files_are_small_differences(file: Path):
         ("[trainer\n", ("options.toml", "TOML")),
         ("[sampling]\nnear = nan\n", ("sampling.near", "0", "1e+10", "nan")),
         (f"[model]\nlevels = 0x{16**5000:x}\n", ("model.levels", "1", "64", "2^20000")),
-        ("[model]\nlog2_table = 28\n", ("model.log2_table", "28", "16")),
-        ("[sampling]\nstep = 1e-6\n", ("sampling.step", "1e-06", "data.box", "5.19615", "1048575")),
-        ("[sampling]\nstep = 6.0\n", ("sampling.step", "6", "data.box", "5.19615")),
+        ("[model]\nlog2_hashmap_size = 28\n", ("model.log2_hashmap_size", "28", "16")),
+        ("[sampling]\nstep_size = 1e-6\n", ("sampling.step_size", "1e-06", "data.box", "5.19615", "1048575")),
+        ("[sampling]\nstep_size = 6.0\n", ("sampling.step_size", "6", "data.box", "5.19615")),
         ("[sampling]\nnear = 2.0\nfar = 1.0\n", ("sampling.near", "2", "sampling.far", "1")),
         ('out = "a\\u0000b"\n', ("out", "UTF-8", "4096", "NUL")),
         ("[model.options]\nwidth = [1]\n", ("model.options", "bool | int | float | str", "array")),
@@ -83,7 +83,7 @@ def test_shipped_files_are_small_differences(file: Path):
     ],
 )
 def test_bad_value_is_one_line_with_name_and_range(tmp_path, text: str, named: tuple):
-    with raises_naming(ConfigError, *named) as error:
+    with raises_mentioning(ConfigError, *named) as error:
         config.load([write(tmp_path, text)]).resolved(device="cuda")
     assert "\n" not in str(error.value)
 
@@ -91,8 +91,8 @@ def test_bad_value_is_one_line_with_name_and_range(tmp_path, text: str, named: t
 def test_values_that_work_together_may_come_from_several_places(tmp_path):
     """Only what comes out in the end is asked whether it works."""
     large = write(tmp_path, "[data]\nbox = [-9000, -9000, -9000, 9000, 9000, 9000]\n")
-    assert train_options(["--config", large, "--sampling.step", "1"]).resolved().sampling.step == 1
-    with raises_naming(ConfigError, "sampling.step", "data.box"):
+    assert train_options(["--config", large, "--sampling.step_size", "1"]).resolved().sampling.step_size == 1
+    with raises_mentioning(ConfigError, "sampling.step_size", "data.box"):
         train_options(["--config", large, "--size", "large"]).resolved()
 
 
@@ -116,7 +116,7 @@ def test_no_value_from_a_file_ends_in_a_traceback(name: str):
 def test_text_that_no_file_of_options_holds():
     too_long, not_unicode = "a" * 5000, "a\udc80b"
     for arguments in (["--out", too_long], ["--model.options", "name", not_unicode]):
-        with raises_naming(ConfigError, "UTF-8", "4096", arguments[0].removeprefix("--")):
+        with raises_mentioning(ConfigError, "UTF-8", "4096", arguments[0].removeprefix("--")):
             train_options(arguments)
 
 
@@ -161,11 +161,11 @@ def test_preset_by_name(tmp_path, monkeypatch):
     (tmp_path / "orrery").write_text("seed = 3\n")  # a file is, and comes first
     assert config.load(["orrery"]).seed == 3
     for name in ("nowhere.toml", "../lego", "", "x" * 5000, "a\0b"):
-        with raises_naming(ConfigError, "field", "lego", "orrery", "orrery_cpu"):
+        with raises_mentioning(ConfigError, "field", "lego", "orrery", "orrery_cpu"):
             config.load([name])
-    with raises_naming(ConfigError, "did you mean quick?"):
+    with raises_mentioning(ConfigError, "did you mean quick?"):
         config.load(["qick"])
-    with raises_naming(ConfigError, tmp_path, "folder"):
+    with raises_mentioning(ConfigError, tmp_path, "folder"):
         config.load([tmp_path])
 
 
@@ -181,7 +181,7 @@ def test_preset_by_name(tmp_path, monkeypatch):
 def test_no_file_of_options(tmp_path, content: bytes, named: str):
     file = tmp_path / "options.toml"
     file.write_bytes(content)
-    with raises_naming(ConfigError, file, named) as error:
+    with raises_mentioning(ConfigError, file, named) as error:
         config.load([file])
     assert "\n" not in str(error.value)
 
@@ -200,9 +200,9 @@ def test_resume_ignores_nothing(tmp_path):
     assert train_options(["--resume", str(run), "--model.module", "mine"]).model.module == "mine"
     file = write(tmp_path, "[model]\nmodule = 'mine'\n")
     assert train_options(["--resume", str(run), "--config", file]).model.module == "mine"
-    with raises_naming(ConfigError, "--resume", "--out"):
+    with raises_mentioning(ConfigError, "--resume", "--out"):
         train_options(["--resume", str(run), "--out", "elsewhere"])
-    with raises_naming(ConfigError, "--resume", "--overwrite"):
+    with raises_mentioning(ConfigError, "--resume", "--overwrite"):
         train_options(["--resume", str(run), "--overwrite"])
 
 
@@ -223,7 +223,7 @@ def test_arguments_that_are_refused_get_a_hint(command: str, arguments: str, nam
 def test_options_that_could_not_be_read_again_are_refused():
     options = Config()
     options.model.options = {f"name{i}": "x" * 4000 for i in range(9)}
-    with raises_naming(ConfigError, "model.options"):
+    with raises_mentioning(ConfigError, "model.options"):
         config.dumps(options)
 
 
@@ -236,7 +236,7 @@ def test_the_folder_of_the_scene_comes_first(tmp_path):
     assert Path(parse("train", [scene, "--device", "cpu", "--trainer.steps", "3"]).data.path) == tmp_path
     for other in (["--data.path", "elsewhere"], ["--data.path=elsewhere"]):
         for command, files in (("train", file), ("inspect", [])):
-            with raises_naming(ConfigError, scene, "elsewhere", "--data.path"):
+            with raises_mentioning(ConfigError, scene, "elsewhere", "--data.path"):
                 parse(command, [scene, *files, *other])
     assert parse("inspect", [scene]).data.path == parse("inspect", ["--data.path", scene]).data.path == scene
 
@@ -268,7 +268,7 @@ def values_of(options: ResolvedConfig, names: str) -> list:
 
 RATE = "trainer.learning_rate"
 STAGES = "model.encoder model.aggregator"
-STEPS = "sampling.step sampling.cone sampling.occupancy_threshold"
+STEPS = "sampling.step_size sampling.cone_angle sampling.alpha_threshold"
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ STEPS = "sampling.step sampling.cone sampling.occupancy_threshold"
         ("--config cpu", STAGES, [True, True]),
         ("", STEPS, [0.0025, 1 / 256, 0.001]),
         (f"{BOX} {UNBOUNDED}", STEPS, [0.01, 1 / 256, 0.001]),  # the box is the unit
-        ("--sampling.step 0.005", STEPS, [0.005, 1 / 256, 0.001]),
+        ("--sampling.step_size 0.005", STEPS, [0.005, 1 / 256, 0.001]),
         ("", "trainer.distortion model.max_resolution sampling.occupancy_resolution", [0.003, 8192, 256]),
         ("--sampling.kind box", "trainer.distortion", [0.0003]),
         (f"{BOX} --trainer.distortion 0", "trainer.distortion", [0]),
@@ -299,20 +299,20 @@ def test_of_a_place(folder: Path, arguments: str, names: str, wanted: list):
 def test_intervals_are_longer_where_all_cameras_face_a_scene(tmp_path: Path):
     points = np.array([0, 6, 0.5]) + np.random.default_rng(0).normal(size=(300, 3))
     options, scene = options_of(write_capture(tmp_path / "row", grid(), points=points))
-    assert scene.frame.kind == "forward" and values_of(options, STEPS) == [0.005, 1 / 128, 0.003]
+    assert scene.transform.kind == "forward" and values_of(options, STEPS) == [0.005, 1 / 128, 0.003]
 
 
 def test_a_box_in_unbounded_space_is_what_is_not_contracted(folder: Path):
     """Near, far and background are those without the box, in the files' units, which then are the model's."""
     without, scene = options_of(folder)
     boxed, in_files = options_of(folder, f"{BOX} {UNBOUNDED}")
-    unit = 1 / scene.frame.scale
+    unit = 1 / scene.transform.scale
     assert without.sampling.kind == "contracted" and without.sampling.near > 0.1
-    assert boxed.data.box == (-4.0, -4, -4, 4, 4, 4) and in_files.frame.scale == 1
+    assert boxed.data.box == (-4.0, -4, -4, 4, 4, 4) and in_files.transform.scale == 1
     assert boxed.sampling.near == pytest.approx(without.sampling.near * unit)
     assert boxed.sampling.far == pytest.approx(without.sampling.far * unit)
     assert boxed.data.background == without.data.background == "random"
-    positions = scene.frame.to_input(scene.split("train").cameras.positions.numpy())
+    positions = scene.transform.to_input(scene.split("train").cameras.positions.numpy())
     np.testing.assert_allclose(in_files.split("train").cameras.positions, positions, atol=1e-5)
 
 
@@ -341,10 +341,10 @@ def test_what_a_file_says_is_given_be_it_the_default(folder: Path, tmp_path: Pat
 
 
 def test_equal_steps_wait_for_the_scene_to_say_how_far(folder: Path, tmp_path: Path):
-    equal = f"{UNBOUNDED} --sampling.cone 0 --sampling.step"
+    equal = f"{UNBOUNDED} --sampling.cone_angle 0 --sampling.step_size"
     options, _ = options_of(folder, f"{equal} 0.1")
-    assert options.sampling.cone == 0 and options.sampling.far == 256
-    with raises_naming(ConfigError, "step", "cone", "256"):
+    assert options.sampling.cone_angle == 0 and options.sampling.far == 256
+    with raises_mentioning(ConfigError, "step_size", "cone_angle", "256"):
         options_of(folder, f"{equal} 0.001")
     run = ("--data.path", folder, "--out", tmp_path / "run")
     assert run_main(train, *SMALL, *equal.split(), "0.3", *run) == 0
@@ -353,16 +353,16 @@ def test_equal_steps_wait_for_the_scene_to_say_how_far(folder: Path, tmp_path: P
 def test_the_device_decides_sizes_unless_they_are_asked_for():
     options = train_options(["--data.path", "x", "--trainer.steps", "7"])
     small, large = options.resolved(device="cpu"), options.resolved(device="cuda")
-    sizes = "size model.levels trainer.samples trainer.steps trainer.optimizer"
+    sizes = "size model.levels trainer.samples_per_step trainer.steps trainer.optimizer"
     assert values_of(small, sizes) == ["small", 6, 6144, 7, "adam"]
     assert values_of(large, sizes) == ["large", 16, 262144, 7, "lazy_adam"]
     assert train_options(["--config", "lego"]).resolved(device="cpu").model.levels == 16
 
 
 def test_a_decision_says_who_made_it_and_why(folder: Path):
-    decisions = options_of(folder, "--config quick --size small --trainer.samples 512")[0].decisions
+    decisions = options_of(folder, "--config quick --size small --trainer.samples_per_step 512")[0].decisions
     by = {name: decision.by for name, decision in decisions.items()}
-    assert not {"trainer.samples", "trainer.steps", "size"} & by.keys(), "that was the user, or the preset"
+    assert not {"trainer.samples_per_step", "trainer.steps", "size"} & by.keys(), "that was the user, or the preset"
     assert (by["data.background"], by["trainer.learning_rate"]) == ("scene", "model")
     assert "place" in decisions["sampling.kind"].why and by["model.levels"] == "size"
 
@@ -395,9 +395,9 @@ def test_auto_is_a_value_on_the_command_line_and_in_files(tmp_path: Path):
 
 def test_what_is_decided_is_decided_anew_for_another_device():
     config = Config()
-    config.trainer.samples = 99
+    config.trainer.samples_per_step = 99
     config.trainer.steps = 7
     small = config.resolved(device="cpu")
     large = small.resolved(device="cuda")
-    assert (large.size, large.model.levels, large.trainer.samples, large.trainer.steps) == ("large", 16, 99, 7)
+    assert (large.size, large.model.levels, large.trainer.samples_per_step, large.trainer.steps) == ("large", 16, 99, 7)
     assert small.size == "small" and small.resolved() == small and small.resolved() is not small

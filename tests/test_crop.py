@@ -10,16 +10,18 @@ import torch
 
 from nerfkit.crop import CROP, Crop, active_crop, read_crop
 from nerfkit.data.load import load_scene
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError, UserError
 from nerfkit.model.base import Model
 from nerfkit.model.cropping import cropped
 from nerfkit.model.renderer import Renderer
 from nerfkit.rendering.image_renderer import ImageRenderer
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 
 ROTATION = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
-FRAME = Frame(ROTATION, np.array([1.0, 2, 3]), 0.5, "inward", 0.1, 9.0, np.array([[-1.0] * 3, [1.0] * 3]), ROTATION[2])
+FRAME = SceneTransform(
+    ROTATION, np.array([1.0, 2, 3]), 0.5, "inward", 0.1, 9.0, np.array([[-1.0] * 3, [1.0] * 3]), ROTATION[2]
+)
 UTM = np.array([583960.0, 4512345.6, 212.0])  # easting, northing and height [m]: float32 has steps of 0.5 there
 
 
@@ -27,7 +29,7 @@ UTM = np.array([583960.0, 4512345.6, 212.0])  # easting, northing and height [m]
 def scene(small_config, toy_scene):
     """A random field and the cameras of the toy scene; every sample counts."""
     field = Renderer(small_config)
-    field.sampler.min_transmittance = 0.0
+    field.sampler.early_stop_transmittance = 0.0
     return field, load_scene(str(toy_scene)).split("test").cameras
 
 
@@ -48,7 +50,7 @@ def test_a_broken_file_is_named(tmp_path):
         ("min", [0, 0]), ("max", [0, 0, float("nan")]), ("max", [-2, 1, 1]), ("frame", "world"), ("center", [0, 0, 0]),
     ):  # fmt: skip
         (tmp_path / CROP).write_text(json.dumps(good | {name: value}))
-        with raises_naming(RunError, CROP, name):
+        with raises_mentioning(RunError, CROP, name):
             read_crop(tmp_path, None)
 
 
@@ -118,5 +120,5 @@ def test_a_model_without_a_sampler_is_named(small_config):
     class Flat(Model):
         pass
 
-    with raises_naming(UserError, "Flat"), cropped(Flat(small_config), Crop((0.0, 0, 0), (1.0, 1, 1))):
+    with raises_mentioning(UserError, "Flat"), cropped(Flat(small_config), Crop((0.0, 0, 0), (1.0, 1, 1))):
         pass

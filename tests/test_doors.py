@@ -13,13 +13,18 @@ from nerfkit.commands.options import train_options
 from nerfkit.model.registry import MODELS
 from nerfkit.ops import dispatch
 from nerfkit.training.run import checkpoint
+from tests.camera_layouts import ring
 from tests.posed_captures import PINHOLE, colmap_in, write_capture
-from tests.rigs import ring
 from tests.trainers import make_trainer, trained
 
 STEPS = 20
 BOX = (-4.0, -4, -4, 4, 4, 4)
-TINY = {"model.log2_table": 10, "trainer.samples": 2048, "sampling.occupancy_resolution": 16, "trainer.steps": STEPS}
+TINY = {
+    "model.log2_hashmap_size": 10,
+    "trainer.samples_per_step": 2048,
+    "sampling.occupancy_resolution": 16,
+    "trainer.steps": STEPS,
+}
 
 
 def tiny(config: nerfkit.Config) -> nerfkit.Config:
@@ -140,15 +145,15 @@ def test_two_trainings_on_two_backends_at_once(small_config, device):
 def test_a_model_of_other_options_is_refused(small_config):
     model = nerfkit.Renderer(small_config)
     other = copy_of(small_config)
-    other.sampling.step = 0.03
-    with pytest.raises(nerfkit.UserError, match="sampling.step"):
+    other.sampling.step_size = 0.03
+    with pytest.raises(nerfkit.UserError, match="sampling.step_size"):
         make_trainer(other, model=lambda config: model)
 
 
 def test_options_that_contradict_the_scene_are_refused(tmp_path: Path):
     """They say how it is read: one that was read otherwise is another one."""
     scene = nerfkit.load_scene(str(write_capture(tmp_path / "scene", ring(20))))
-    for name, value in {"downscale": 2.0, "masks": "cutout", "box": (-1.5, -1, -1, 1, 1, 1)}.items():
+    for name, value in {"downscale": 2.0, "masks": "alpha", "box": (-1.5, -1, -1, 1, 1, 1)}.items():
         config = nerfkit.Config()
         setattr(config.data, name, value)
         with pytest.raises(nerfkit.UserError, match=f"data.{name}"):
@@ -180,7 +185,7 @@ def test_a_run_goes_on_in_its_own_frame_alone(tmp_path: Path):
         return nerfkit.Trainer(tiny(nerfkit.Config(device="cpu")), scene=nerfkit.load_scene(str(folder), **options))
 
     trainer(one).save(tmp_path / "run")
-    trainer(one, frame=nerfkit.load_run(tmp_path / "run", "cpu").frame).restore(tmp_path / "run")
+    trainer(one, transform=nerfkit.load_run(tmp_path / "run", "cpu").transform).restore(tmp_path / "run")
     for wrong in (trainer(other), nerfkit.Trainer(tiny(nerfkit.Config()), scene=nerfkit.load_scene(str(one), box=BOX))):
         with pytest.raises(nerfkit.UserError):
             wrong.restore(tmp_path / "run")

@@ -13,14 +13,14 @@ import nerfkit
 from nerfkit.config import dump
 from nerfkit.model import registry
 from nerfkit.training.run import checkpoint
-from tests.naming import raises_naming
+from tests.camera_layouts import ring
+from tests.naming import raises_mentioning
 from tests.posed_captures import write_capture
 from tests.processes import ROOT, call
-from tests.rigs import ring
 from tests.trainers import make_trainer
 
 EXAMPLES = ROOT / "examples"
-SMALL = "--device cpu --trainer.steps 3 --trainer.samples 256 --sampling.occupancy_resolution 8".split()
+SMALL = "--device cpu --trainer.steps 3 --trainer.samples_per_step 256 --sampling.occupancy_resolution 8".split()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_image_based_looks_a_point_up_where_it_appears(image_based):
 
 def test_image_based_says_what_is_missing(image_based):
     views = make_trainer(image_based).cameras
-    with raises_naming(nerfkit.UserError, "image_based", "observe_images"):
+    with raises_mentioning(nerfkit.UserError, "image_based", "set_source_images"):
         registry.build_model(image_based)(views.image_rays(0), torch.ones(3))
-    with raises_naming(nerfkit.UserError, "image_based", "2"):
+    with raises_mentioning(nerfkit.UserError, "image_based", "2"):
         nerfkit.Trainer(image_based, views[[0]], torch.zeros(1, 22, 26, 3, dtype=torch.uint8))

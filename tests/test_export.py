@@ -31,9 +31,9 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import read_path
 from nerfkit.training.run.load import load_run
 from nerfkit.training.trainer import Trainer
-from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, call, cameras, frame, read_ply, write_run
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.posed_captures import PINHOLE, capture_in
+from tests.sphere_field import CENTER, RADIUS, SPECK, SPECK_RADIUS, call, cameras, frame, read_ply, write_run
 from tests.test_crop import UTM
 from tests.toy_scene import write_scene
 
@@ -102,14 +102,14 @@ def test_every_lens_is_read_back_or_refused_by_name(model, tmp_path):
     assert {*refused} == {*export_cameras.FORMATS} - {*formats.split()}
     for format, why in refused.items():
         assert model in why and "--formats" not in why
-        with raises_naming(UserError, model):
+        with raises_mentioning(UserError, model):
             write(capture, format, tmp_path)
     if "transforms" in formats:
         again = read(write(capture, "transforms", tmp_path))
         assert {image.lens for image in again.images} == {lens} and len(again.points.positions) == 3
         assert np.allclose([i.camera_to_world for i in again.images], [i.camera_to_world for i in capture.images])
     if "path" in formats:
-        path = read_path(write(capture, "path", tmp_path) / "camera_path.json", (8, 8))  # as `render --path` does
+        path = read_path(write(capture, "path", tmp_path) / "camera_path.json", (8, 8))  # as `render --cameras` does
         assert path.focal[0, 1] == pytest.approx(lens.focal[1], rel=1e-5) and path.size() == (40, 30)
 
 
@@ -158,7 +158,7 @@ def scene_with_points(folder: Path, lengths: list[int], views: list[int]) -> tup
     return scene, SimpleNamespace(config=config)
 
 
-def of_run(images: list[PosedImage]) -> Capture:
+def from_run(images: list[PosedImage]) -> Capture:
     """What a run has of images: names without folders."""
     images = [replace(image, name=image.file.stem) for image in images]
     return Capture("toy", "run", images, splits={"train": [image.name for image in images]})
@@ -168,7 +168,7 @@ def test_sparse_points_are_seen_by_the_images_that_are_exported(tmp_path):
     """Those of one split of a scene: what its other images see of a point is left out."""
     scene, run = scene_with_points(tmp_path / "scene", [3, 1, 2], [0, 1, 3, 1, 2, 3])
     kept = [image for image in scene.images if image.file.stem != "r_01"]
-    found, _, note = export_cameras.with_files(of_run(kept), run, True)
+    found, _, note = export_cameras.with_files(from_run(kept), run, True)
     written = read_model(write(found, "colmap", tmp_path) / "colmap")
     assert [image.name for image in written.images] == ["r_00.png", "r_02.png", "r_03.png"]
     assert written.points.track_lengths.tolist() == [2, 0, 2] and written.points.views.tolist() == [0, 2, 1, 2]
@@ -180,7 +180,7 @@ def test_no_points_where_the_scene_has_other_cameras_now(tmp_path):
     for factor, alike in ((1.0, True), (1 + 1e-5, True), (10.0, False)):
         scales = np.where(np.arange(4) == 3, factor, 1.0)  # of the last column, where the camera stands
         images = [replace(image, camera_to_world=image.camera_to_world * scales) for image in scene.images]
-        found, _, note = export_cameras.with_files(of_run(images), run, True)
+        found, _, note = export_cameras.with_files(from_run(images), run, True)
         assert (found.points is not None) == alike == ("3 sparse points" in note), note
 
 
@@ -188,20 +188,20 @@ def test_an_export_is_not_replaced_unasked_or_by_what_a_format_cannot_hold(run, 
     file = tmp_path / "c" / "transforms.json"
     call(run, "cameras", "--out", tmp_path / "c", "--split", "test")
     before = file.read_bytes()
-    with raises_naming(UserError, tmp_path / "c", "--overwrite"):
+    with raises_mentioning(UserError, tmp_path / "c", "--overwrite"):
         call(run, "cameras", "--out", tmp_path / "c")
     with monkeypatch.context() as patched:
         patched.setattr(export_cameras, "refusals", lambda capture: {"path": "a camera path has no such lens"})
-        with raises_naming(UserError, "--formats path", "no such lens"):
+        with raises_mentioning(UserError, "--formats path", "no such lens"):
             call(run, "cameras", "--out", tmp_path / "c", "--formats", "path", "--overwrite")
     assert file.read_bytes() == before
     call(run, "cameras", "--out", tmp_path / "c", "--overwrite")
     assert file.read_bytes() != before
-    with raises_naming(UserError, "val", "train", "test"):
+    with raises_mentioning(UserError, "val", "train", "test"):
         call(run, "cameras", "--split", "val", "--out", tmp_path / "d")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("")
-    with raises_naming(UserError, tmp_path / "mine"):
+    with raises_mentioning(UserError, tmp_path / "mine"):
         call(run, "cameras", "--out", tmp_path / "mine", "--overwrite")
 
 
@@ -275,7 +275,7 @@ def test_a_view_sees_nothing_behind_its_camera():
 def test_pixels_without_a_direction_are_no_points():
     """Those of corners that a lens does not reach; what is there has no place."""
     lens = Lens("SIMPLE_RADIAL", (50.0, 50.0, 50.0, -0.084), 100, 100)
-    camera = Cameras.of_lenses(cameras().camera_to_world[:1], [lens])
+    camera = Cameras.from_lenses(cameras().camera_to_world[:1], [lens])
     unknown = ~camera.known_image(0)
     assert 20 < unknown.sum() < 200
     rgb = (unknown * 255).to(torch.uint8)[..., None].expand(100, 100, 3)
@@ -327,13 +327,13 @@ def test_far_from_the_origin_points_are_double_and_splats_are_refused_before_any
         (tmp_path / "p.ply").write_bytes(cloud.ply())
         written = read_ply(tmp_path / "p.ply")
         assert written["x"].dtype == kind and (written["vertices"] == cloud.positions.astype(kind)).all()
-    with raises_naming(UserError, "float32", "--frame model"):
+    with raises_mentioning(UserError, "float32", "--frame model"):
         splat_bytes(cloud, 0)
     run = write_run(tmp_path / "run")
     content = json.loads((run / "scene.json").read_text())
-    content["frame"]["center"] = UTM.tolist()
+    content["transform"]["center"] = UTM.tolist()
     (run / "scene.json").write_text(json.dumps(content))
-    with raises_naming(UserError, "float32", "--frame model"):
+    with raises_mentioning(UserError, "float32", "--frame model"):
         call(run, "splats", "--out", tmp_path / "s.ply")
     assert not list(tmp_path.glob("s.ply*"))
 
@@ -398,5 +398,5 @@ def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch):
 
 def test_what_is_missing_says_what_to_install(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "OpenEXR", None)
-    with raises_naming(UserError, "OpenEXR", 'pip install "nerfkit[export]"'):
+    with raises_mentioning(UserError, "OpenEXR", 'pip install "nerfkit[export]"'):
         call(run, "depth", "--out", tmp_path / "d", "--split", "test")

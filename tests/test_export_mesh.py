@@ -16,7 +16,9 @@ from nerfkit.export.mesh import Occluder
 from nerfkit.export.views import Seen
 from nerfkit.model.compositing import Rendering, median_depth
 from nerfkit.model.sampling import Samples
-from tests.balls import (
+from tests.camera_layouts import look_at
+from tests.naming import raises_mentioning
+from tests.sphere_field import (
     CENTER,
     DENSITY,
     EDGE,
@@ -29,8 +31,6 @@ from tests.balls import (
     read_ply,
     write_run,
 )
-from tests.naming import raises_naming
-from tests.rigs import look_at
 from tests.test_crop import UTM
 
 pytest.importorskip("skimage")
@@ -198,7 +198,7 @@ def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
     kept(on=False)
     assert places("whole.ply")[:, 2].min() < low[2] - 0.1, "a crop that is off cuts nothing"
     kept(max=[0, 0, 0])
-    with raises_naming(UserError, CROP, "min", "max"):
+    with raises_mentioning(UserError, CROP, "min", "max"):
         places("other.ply")
 
 
@@ -225,7 +225,7 @@ def test_a_crop_of_nothing_is_refused_before_views_are_rendered(run, tmp_path, m
         ((1, 1, 1, 0, 2, 2), ("min", "max")),
         ((-0.9, -0.8, -0.7, -0.7, -0.6, -0.5), ("--level", "training cameras", "--frame model")),
     ):
-        with raises_naming(UserError, "--crop", *named):
+        with raises_mentioning(UserError, "--crop", *named):
             call(run, "mesh", "--frame", "model", "--crop", *crop, "--out", tmp_path / "m.ply")
     assert not list(tmp_path.iterdir())
 
@@ -240,7 +240,7 @@ def test_without_a_name_it_goes_to_the_run_folder_and_nothing_is_replaced_unaske
         call(run, "mesh", "--resolution", 24, "--from", "density", *options)
         assert len(read_ply(file)["faces"]) > 100
         before = file.read_bytes()
-        with raises_naming(UserError, file, "--overwrite"):
+        with raises_mentioning(UserError, file, "--overwrite"):
             call(run, "mesh")
         assert file.read_bytes() == before
 
@@ -275,23 +275,23 @@ def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatc
 def test_an_empty_scene_and_more_than_fits_into_memory_are_refused(run, tmp_path, monkeypatch):
     empty = write_run(tmp_path / "run", amount=1e-6)
     for source in ("density", "depth"):
-        with raises_naming(UserError, "surface", "--level"):
+        with raises_mentioning(UserError, "surface", "--level"):
             exported(empty, tmp_path / "m.ply", "--from", source)
-    with raises_naming(UserError, "points"):
+    with raises_mentioning(UserError, "points"):
         call(empty, "points", "--out", tmp_path / "p.ply")
     assert not list(tmp_path.glob("*.work")), "nothing is left of them"
     monkeypatch.setattr("nerfkit.device.free_memory", lambda: 2**20)
-    with raises_naming(UserError, "--resolution", "48"):
+    with raises_mentioning(UserError, "--resolution", "48"):
         exported(run, tmp_path / "m.ply", "--from", "density")
 
 
 def test_what_cannot_be_exported_is_named(run):
     for option, value in (("--resolution", 1), ("--level", 1.5), ("--min_part", -0.5), ("--formats", "obj")):
-        with raises_naming(UserError, option, value):
+        with raises_mentioning(UserError, option, value):
             call(run, "mesh", "--from", "density", option, value)
-    with raises_naming(UserError, "scene.obj", ".obj", "ply", "glb"):
+    with raises_mentioning(UserError, "scene.obj", ".obj", "ply", "glb"):
         call(run, "mesh", "--out", "scene.obj")
-    with raises_naming(UserError, "mesh", "cameras"):
+    with raises_mentioning(UserError, "mesh", "cameras"):
         call(run, "texture")
 
 

@@ -16,7 +16,7 @@ from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import LOG, read_log
 from nerfkit.training.run.folder import RunFolder, RunScene
 from nerfkit.training.watching.progress import plot_training
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.processes import run_main
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
@@ -30,7 +30,7 @@ def own_folder(path, kind: str = "run") -> OwnFolder:
 
 
 def test_inspect_makes_no_folder_without_a_scene(tmp_path):
-    with raises_naming(UserError, tmp_path / "nowhere"):
+    with raises_mentioning(UserError, tmp_path / "nowhere"):
         run_main(inspect, tmp_path / "nowhere", "--out", tmp_path / "page")
     assert os.listdir(tmp_path) == []
 
@@ -58,9 +58,9 @@ def test_a_full_disk_leaves_every_file_as_it_was(tmp_path, monkeypatch):
     checkpoint.save(folder, {"x": torch.zeros(1)}, STATE)
     folder.write("image.png", b"as it was")
     monkeypatch.setattr(files.os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left")))
-    with raises_naming(RunError, "image.png", "No space left"):
+    with raises_mentioning(RunError, "image.png", "No space left"):
         folder.write("image.png", b"x")
-    with raises_naming(RunError, checkpoint.NEWEST, "No space left"):
+    with raises_mentioning(RunError, checkpoint.NEWEST, "No space left"):
         checkpoint.save(folder, {"x": torch.ones(1)}, STATE)
     assert (tmp_path / "image.png").read_bytes() == b"as it was" and not list(tmp_path.glob(".*.tmp"))
     assert not checkpoint.load(tmp_path)[0]["x"].any()
@@ -110,7 +110,7 @@ def test_a_way_through_a_folder_that_is_not_there_leads_to_the_one_that_is_judge
     own_folder(tmp_path / "old").write("checkpoint", "a run's")
     marker = (tmp_path / "old" / MARKER).read_text()
     assert own_folder(tmp_path / other).owns("checkpoint")
-    with raises_naming(RunError, tmp_path / "old", "run", "rendering"):
+    with raises_mentioning(RunError, tmp_path / "old", "run", "rendering"):
         own_folder(tmp_path / other, "rendering")
     assert (tmp_path / "old" / MARKER).read_text() == marker and os.listdir(tmp_path) == ["old"]
 
@@ -120,7 +120,7 @@ def test_no_name_leads_out_of_a_folder(tmp_path, name: str):
     """Such as that of a split, which a scene's file may call as it likes."""
     folder = own_folder(tmp_path / "run")
     for act in (lambda: folder.child(name, "rendering"), lambda: folder.write(name, "x")):
-        with raises_naming(RunError, tmp_path / "run"):
+        with raises_mentioning(RunError, tmp_path / "run"):
             act()
     assert os.listdir(tmp_path) == ["run"] and os.listdir(tmp_path / "run") == [MARKER]
 
@@ -128,7 +128,7 @@ def test_no_name_leads_out_of_a_folder(tmp_path, name: str):
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"nerfkit\n"])
 def test_a_marker_that_is_none(tmp_path, content: bytes):
     (tmp_path / MARKER).write_bytes(content)
-    with raises_naming(RunError, tmp_path / MARKER):
+    with raises_mentioning(RunError, tmp_path / MARKER):
         OwnFolder(tmp_path, "run").claim()
     assert (tmp_path / MARKER).read_bytes() == content
 
@@ -182,7 +182,7 @@ def test_a_file_of_somebody_else_in_nerfkits_own_folder_stays(tmp_path):
     folder = own_folder(tmp_path)
     (tmp_path / "metrics.json").write_text("mine")
     for act in (lambda: folder.write("metrics.json", "{}"), lambda: folder.append("metrics.json", "line")):
-        with raises_naming(RunError, tmp_path / "metrics.json"):
+        with raises_mentioning(RunError, tmp_path / "metrics.json"):
             act()
     folder.clear()
     assert (tmp_path / "metrics.json").read_text() == "mine"
@@ -223,7 +223,7 @@ def test_a_folder_within_is_listed_before_it_is_there(tmp_path, monkeypatch):
 def test_eval_waits_for_a_training_in_the_same_run(tmp_path, small_config):
     training = RunFolder(tmp_path / "run")
     training.start(small_config, RunScene("toy", (0.0, 0.0, 1.0), {}))
-    with raises_naming(RunError, tmp_path / "run", "another process"):
+    with raises_mentioning(RunError, tmp_path / "run", "another process"):
         run_main(eval, tmp_path / "run")
 
 
@@ -232,5 +232,5 @@ def test_a_folder_that_was_moved_is_not_written_to_where_another_came(tmp_path):
     folder.lock()
     (tmp_path / "run").rename(tmp_path / "moved")
     own_folder(tmp_path / "run")
-    with raises_naming(RunError, tmp_path / "run"):
+    with raises_mentioning(RunError, tmp_path / "run"):
         folder.write("a.txt", "mine")

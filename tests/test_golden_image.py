@@ -29,19 +29,19 @@ TOLERANCE = {"normal": 2e-3}  # a direction, where the gradient may be small; al
 
 class SmallState(Renderer):
     def build_aggregator(self, config, channels):
-        return RayAggregator(channels, n_state=8)
+        return RayAggregator(channels, lltm_size=8)
 
 
 def field() -> Renderer:
     """A small field, all of whose weights come from one generator; its middle is denser than its corners."""
     config = Config(device="cpu")
     config.data.box = (-0.8, -0.7, -0.6, 0.8, 0.7, 0.6)
-    config.model.levels, config.model.features, config.model.log2_table = 3, 2, 9
+    config.model.levels, config.model.features_per_level, config.model.log2_hashmap_size = 3, 2, 9
     config.model.base_resolution, config.model.max_resolution = 4, 12
-    config.model.hidden = 16
-    config.sampling.step, config.sampling.near, config.sampling.occupancy_resolution = 0.07, 1.9, 8
+    config.model.mlp_width = 16
+    config.sampling.step_size, config.sampling.near, config.sampling.occupancy_resolution = 0.07, 1.9, 8
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "n_embedding", 8)
+        patch.setattr(Decoder, "n_geometry_features", 8)
         model = SmallState(config)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

@@ -11,19 +11,19 @@ from torch import nn
 import nerfkit
 from nerfkit.commands.options import train_options
 from nerfkit.data.images import batch
-from nerfkit.data.images.batch import WindowOfPixels
+from nerfkit.data.images.batch import StreamingPixels
 from nerfkit.model.registry import MODELS
 from nerfkit.training.run.files import read_lines
+from tests.camera_layouts import ring
 from tests.posed_captures import write_capture
 from tests.processes import call, in_processes
-from tests.rigs import ring
 from tests.trainers import state_of
 
 ALARM = "warning: before they were drawn"
 KEYS = ("held_back_psnr", "drawn_psnr")
 OPTIONS = (
-    "--device cpu --sampling.kind contracted --trainer.samples 256 --trainer.steps 200 --trainer.max_seconds 0 "
-    "--trainer.learning_rate 0.05 --eval.after_training false"
+    "--device cpu --sampling.kind contracted --trainer.samples_per_step 256 --trainer.steps 200 "
+    "--trainer.max_seconds 0 --trainer.learning_rate 0.05 --eval.after_training false"
 ).split()
 
 
@@ -37,7 +37,7 @@ class Fog(nerfkit.Model):
         super().__init__(config)
         self.colors = nn.Parameter(torch.full((40, 3), 0.5))
 
-    def observe(self, cameras, all_at_once=True):
+    def set_training_cameras(self, cameras, all_at_once=True):
         self.eyes = cameras.positions
 
     def forward(self, rays, background, jitter=None, capacity=None):
@@ -56,9 +56,9 @@ def capture(folder: Path, n_views: int = 20) -> str:
     return str(write_capture(folder / "scene", ring(n_views), lambda i: np.full((16, 24, 3), 255 * (i // 2 % 2), "u1")))
 
 
-def window(pool, device, n_steps) -> WindowOfPixels:
+def window(pool, device, n_steps) -> StreamingPixels:
     """Of eight images."""
-    return WindowOfPixels(pool, device, 8 * pool.bytes() // len(pool))
+    return StreamingPixels(pool, device, 8 * pool.bytes() // len(pool))
 
 
 CASES = {  # model, views, source of pixels, other options; whether it is noticed, and steps of the checks

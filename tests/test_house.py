@@ -12,7 +12,7 @@ FLOORS = (
     "ground", "ops", "contraction", "nn", "config", "data", "crop", "model", "rendering", "training", "export", "jit",
     "viewer", "commands",
 )  # fmt: skip
-GROUND = ("errors", "version", "reading", "files", "option_types", "limits", "device", "metrics", "parallel", "threads")
+GROUND = ("errors", "version", "safe_io", "files", "option_types", "limits", "device", "metrics", "parallel", "threads")
 OUTSIDE = ("__init__", "__main__")  # the front door
 
 

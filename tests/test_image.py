@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a field, videos of them, and how near they are to photographs."""
+"""Images of a field, videos of them, and how near they are to photos."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nerfkit.rendering import images as video
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import color_bar, colorize, file_stems, png_bytes, preview, to_uint8
 from nerfkit.training.evaluator import evaluate
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.ops.harness import backend_params
 from tests.trainers import make_trainer
 
@@ -85,7 +85,7 @@ def test_a_video_that_fails_keeps_the_frames(tmp_path, monkeypatch):
 
     monkeypatch.setattr(video.imageio, "get_writer", no_writer)
     assert "codec not found" in video.probe_video()
-    with raises_naming(UserError, "codec not found", tmp_path):
+    with raises_mentioning(UserError, "codec not found", tmp_path):
         video.video_bytes([frame], 10)
     assert frame.exists()
 
@@ -191,11 +191,11 @@ def test_a_file_without_such_weights_is_refused(weights, tmp_path):
     (tmp_path / "text.pth").write_text("no weights")
     os.mkfifo(tmp_path / "pipe.pth")  # that nobody writes to
     for name in ("none.pth", "text.pth", "pipe.pth"):
-        with raises_naming(UserError, "eval.lpips", tmp_path / name):
+        with raises_mentioning(UserError, "eval.lpips", tmp_path / name):
             Lpips(tmp_path / name)
     state = torch.load(weights, weights_only=True)
     torch.save({name: value for name, value in state.items() if "21" not in name}, tmp_path / "part.pth")
-    with raises_naming(UserError, "eval.lpips", "features.21.weight"):
+    with raises_mentioning(UserError, "eval.lpips", "features.21.weight"):
         Lpips(tmp_path / "part.pth")
 
 

@@ -15,14 +15,14 @@ from nerfkit.data.cameras.cameras import MAX_DIRECTIONS
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Note, PosedImage, notes_of
 from nerfkit.data.load import load_scene
-from nerfkit.data.scene_transform.doubts import doubts_of_pictures
-from nerfkit.data.scene_transform.find_frame import find_frame
-from nerfkit.data.scene_transform.frame import identity_frame
+from nerfkit.data.scene_transform.diagnostics import pixel_diagnostics
+from nerfkit.data.scene_transform.find import find_scene_transform
+from nerfkit.data.scene_transform.transform import identity_transform
 from nerfkit.errors import SceneError
-from tests.naming import assert_names, raises_naming
+from tests.camera_layouts import LAYOUTS, cloud, grid, look_at, ring
+from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.processes import run_main
-from tests.rigs import RIGS, cloud, grid, look_at, ring
 from tests.test_crop import UTM
 from tests.toy_scene import change, write_scene
 
@@ -47,7 +47,7 @@ def splits_of(capture: Capture) -> dict[str, list[str]]:
 
 def inspected(capture: Capture, found: list[OnDisk | None], splits: dict | None = None) -> Inspection:
     names = splits_of(capture)
-    return Inspection(capture, find_frame(capture), found, names if splits is None else splits, RULE)
+    return Inspection(capture, find_scene_transform(capture), found, names if splits is None else splits, RULE)
 
 
 def page(capture: Capture, found: list[OnDisk | None]) -> str:
@@ -67,7 +67,7 @@ def test_a_verdict_is_sentences_for_whoever_took_the_images():
 
 
 def test_the_page_says_what_was_found():
-    poses = RIGS["corridor"]
+    poses = LAYOUTS["corridor"]
     notes = notes_of("sparse/1 of 2 was read")
     capture = capture_of(poses, (LENS, WIDE), points=cloud((0, 2, 0), 0.3, 40), notes=notes, white_ignores=True)
     found: list = [OnDisk(50, 40, ignored=0.25)] * 40
@@ -77,7 +77,7 @@ def test_the_page_says_what_was_found():
     assert_names(text, "40 listed", "38 exist", "2 missing", "images/0003.jpg, images/0009.jpg", "sizes: 50x40")
     assert_names(text, "OPENCV 100x80", "58 x 47 degrees", "fy 91 cx 50 cy 40 k1 0.01 k2 -0.02 p1 0 p2 0: 20 images")
     assert_names(text, "OPENCV_FISHEYE 100x80", "k4 0: 18 images", "kind walk-through", "test: 5 (images/0000.jpg")
-    assert all(note.text in text for note in find_frame(capture).notes)
+    assert all(note.text in text for note in find_scene_transform(capture).notes)
     n_bytes = 38 * 50 * 40 * 4 + 2 * 50 * 40 * 12
     assert f"about {n_bytes / 2**20:.0f} MB" in text
 
@@ -103,7 +103,7 @@ def test_verdict():
     for broken, named in (
         ([*fine[:-1], OnDisk(100, 80, has_alpha=True)], ("1 images have alpha",)),
         ([*fine[:-3], *[OnDisk(100, 80, ignored=0.1)] * 3], ("27 of 30", "mask")),
-        ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white", "--data.masks cutout")),
+        ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white", "--data.masks alpha")),
     ):
         assert_names(problems(broken), *named)
     noted = problems(fine, notes=notes_of("warning: of no kind", Note("warning", "mend this")))
@@ -133,7 +133,7 @@ HARD = {
 def test_drawing(name: str):
     capture = HARD[name]
     splits = splits_of(capture) if name == "usual" else {"$_": [capture.images[0].name]}
-    for frame in (find_frame(capture), identity_frame(np.array([[-1e6] * 3, [1e6] * 3]), up=(0, 1, 0))):
+    for frame in (find_scene_transform(capture), identity_transform(np.array([[-1e6] * 3, [1e6] * 3]), up=(0, 1, 0))):
         with Image.open(io.BytesIO(draw(capture, frame, splits))) as image:
             assert (image.format, image.size) == ("PNG", (1500, 600))
             pixels = np.asarray(image.convert("RGB")).astype(int)
@@ -197,7 +197,7 @@ FOUND = {  # poses, other values of write_capture, what a warning has to name
 def test_cameras_that_fit_no_scene_are_warned_of(name: str, tmp_path: Path, capsys):
     poses, values, named = FOUND[name]
     folder = write_capture(tmp_path / "odd", poses, **values)
-    warnings = load_scene(str(folder)).frame.warnings()
+    warnings = load_scene(str(folder)).transform.warnings()
     assert any(all(part in line for part in named) for line in warnings), warnings
     assert all(line.isprintable() and len(line) < 400 for line in warnings)
     assert run_main(inspect, str(folder)) == 1
@@ -205,15 +205,15 @@ def test_cameras_that_fit_no_scene_are_warned_of(name: str, tmp_path: Path, caps
     assert all(line in said for line in warnings) and "Ready to train" not in said
 
 
-@pytest.mark.parametrize("name", RIGS)
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("scale, origin", [(1e-8, 0), (3e4, 0), (1, UTM), (1000, 1000 * UTM)])
 def test_captures_of_any_unit_and_place_that_are_fine(name: str, scale: float, origin: np.ndarray, tmp_path: Path):
     """The frame has the same numbers whatever the unit and the origin, and no warning but that of a guess."""
-    poses = RIGS[name].copy()
+    poses = LAYOUTS[name].copy()
     points = points_around({"grid": (0, 9, 0), "corridor": (33, 0, 1.6)}.get(name, (0, 0, 0.5)), 0.6)
-    one = load_scene(str(write_capture(tmp_path / "one", poses, points=points))).frame
+    one = load_scene(str(write_capture(tmp_path / "one", poses, points=points))).transform
     poses[:, :, 3] = scale * poses[:, :, 3] + origin
-    frame = load_scene(str(write_capture(tmp_path / name, poses, points=scale * points + origin))).frame
+    frame = load_scene(str(write_capture(tmp_path / name, poses, points=scale * points + origin))).transform
     ours = [line for line in frame.warnings() if any(word in line for word in ("training", "unit", "positions"))]
     assert not ours
     assert (frame.near, frame.far) == pytest.approx((one.near, one.far), rel=1e-3)
@@ -225,18 +225,18 @@ def test_poses_of_another_unit_than_the_box(tmp_path: Path):
     poses = ring(20)
     poses[:, :, 3] *= 1e-4
     folder = str(write_capture(tmp_path / "odd", poses))
-    (warning,) = load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).frame.warnings()
+    (warning,) = load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).transform.warnings()
     assert_names(warning, "data.box", "3.46")
     poses = ring(20)
     folder = str(write_capture(tmp_path / "fine", poses))
-    assert not load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).frame.warnings()
-    assert not load_scene(str(write_scene(tmp_path / "toy"))).frame.warnings()
+    assert not load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).transform.warnings()
+    assert not load_scene(str(write_scene(tmp_path / "toy"))).transform.warnings()
 
 
 def test_a_box_is_in_the_coordinates_of_the_files_which_must_not_be_far_away(tmp_path: Path):
     folder, box = str(write_capture(tmp_path / "far", far_away(rounded=False))), [*(UTM - 40), *(UTM + 40)]
-    assert any("subtract one point" in line for line in load_scene(folder, box=tuple(box)).frame.warnings())
-    assert not any("subtract" in line for line in load_scene(folder).frame.warnings())
+    assert any("subtract one point" in line for line in load_scene(folder, box=tuple(box)).transform.warnings())
+    assert not any("subtract" in line for line in load_scene(folder).transform.warnings())
 
 
 def test_a_solve_that_failed_and_a_lens_that_folds_are_not_ready_to_train(tmp_path: Path, capsys):
@@ -269,7 +269,7 @@ def test_a_box_that_next_to_no_ray_meets_is_refused_before_a_run_is_replaced(tmp
     (run / ".nerfkit").write_text("nerfkit run\nmetrics.jsonl\n")
     (run / "metrics.jsonl").write_text("{}\n")
     options = ["--data.path", with_points(tmp_path), "--out", str(run), *SMALL]
-    with raises_naming(SceneError, "data.box", "100.0", "101.0", "next to no ray"):
+    with raises_mentioning(SceneError, "data.box", "100.0", "101.0", "next to no ray"):
         run_main(train, *options, "--overwrite", "--data.box", "100", "100", "100", "101", "101", "101")
     assert (run / "metrics.jsonl").read_text() == "{}\n"
 
@@ -279,7 +279,7 @@ def test_a_small_box_around_one_of_many_things_is_trained(tmp_path: Path, capsys
     points = np.concatenate([points_around((0, 0, 0.5), 1.0), points_around((0.7, 0.2, 0.5), 0.01)[:20]])
     folder = str(write_capture(tmp_path / "many", ring(20), points=points))
     box = (0.55, 0.05, 0.35, 0.85, 0.35, 0.65)
-    assert not load_scene(folder, box=box).frame.warnings()
+    assert not load_scene(folder, box=box).transform.warnings()
     few = (-0.9, 0.3, 1.3, -0.85, 0.35, 1.35)
     options = ["--data.path", folder, "--out", str(tmp_path / "run"), *SMALL, "--data.box", *map(str, few)]
     assert run_main(train, *options) == 0
@@ -289,12 +289,12 @@ def test_a_small_box_around_one_of_many_things_is_trained(tmp_path: Path, capsys
 def test_pictures_that_show_nothing():
     pictures = [noise(k).reshape(-1, 3) for k in range(20)]
     plain = [gray(k).reshape(-1, 3) for k in range(20)]
-    assert_names(doubts_of_pictures(plain[:19] + pictures[:1])[0], "19 of 20", "one color", "140, 140, 140")
-    assert not doubts_of_pictures(plain[:15] + pictures[:5]), "a view or two of a wall are usual"
-    assert_names(doubts_of_pictures([pictures[0]] * 20)[0], "20 of 20", "copies")
-    assert not doubts_of_pictures([*pictures[:10], *pictures[:1] * 5])
+    assert_names(pixel_diagnostics(plain[:19] + pictures[:1])[0], "19 of 20", "one color", "140, 140, 140")
+    assert not pixel_diagnostics(plain[:15] + pictures[:5]), "a view or two of a wall are usual"
+    assert_names(pixel_diagnostics([pictures[0]] * 20)[0], "20 of 20", "copies")
+    assert not pixel_diagnostics([*pictures[:10], *pictures[:1] * 5])
     silhouette = [np.concatenate([0 * p, p[:, :1]], axis=1) for p in pictures]
-    assert not doubts_of_pictures(silhouette), "black, but for where it is opaque"
+    assert not pixel_diagnostics(silhouette), "black, but for where it is opaque"
 
 
 def test_training_goes_on_with_pictures_of_nothing_but_says_so(tmp_path: Path, capsys):

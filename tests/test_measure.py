@@ -18,10 +18,10 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import RunError, SceneError, UserError
 from nerfkit.model.stages import Decoder
 from scripts import bench_train, measure, sweep
-from tests.naming import assert_names, raises_naming
+from tests.camera_layouts import ring
+from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import HEIGHT, SMALL, WIDTH, write_capture
 from tests.processes import run_main
-from tests.rigs import ring
 
 N_PIXELS = 3 * WIDTH * HEIGHT  # of the test views
 
@@ -92,12 +92,12 @@ def test_a_run_is_measured_at_the_size_of_the_ranges(folder, ranges):
 
 
 def test_depth_without_truth_is_an_error(folder, ranges):
-    with raises_naming(SceneError, "000", "depth"):
+    with raises_mentioning(SceneError, "000", "depth"):
         measured("depth", folder)
     ranges(np.ones((3, 30)))
-    with raises_naming(SceneError, "depth_ray", "24x16", "000.npz", "[3, 30]"):
+    with raises_mentioning(SceneError, "depth_ray", "24x16", "000.npz", "[3, 30]"):
         measured("depth", folder)
-    with raises_naming(RunError, "--out", "exists"):
+    with raises_mentioning(RunError, "--out", "exists"):
         measure.main(["depth", str(folder / "run"), "--out", str(folder / "run")])
 
 
@@ -139,7 +139,7 @@ def test_distances_of_a_mesh(tmp_path, monkeypatch):
     found = measure.mesh_errors(tmp_path / "mesh.ply", tmp_path)
     assert found["size"] == pytest.approx(6) and found["chamfer_percent"] == pytest.approx(1.0, abs=0.02)
     assert found["truth_to_mesh_median_percent"] == pytest.approx(1.0, abs=0.02)
-    with raises_naming(SceneError, "surface.npz"):
+    with raises_mentioning(SceneError, "surface.npz"):
         measure.mesh_errors(tmp_path / "mesh.ply", tmp_path / "elsewhere")
 
 
@@ -170,30 +170,37 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
 
     def measure(options, case, seed, scene, train, test, device) -> dict:
         settings = bench_train.varied(options, case.changes, seed)
-        asked.append((case.title, seed, settings.sampling.step, settings.model.hidden))
+        asked.append((case.title, seed, settings.sampling.step_size, settings.model.mlp_width))
         budget = {"preset": {"max_seconds": settings.trainer.max_seconds}, "curve": [{"seconds": 7.0}]}
         return MEASURED | {"seed": seed, "seconds": 7.0, "psnr": 20.0 + seed} | budget
 
     monkeypatch.setattr(bench_train, "measure", measure)
-    arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene},model.hidden=8", "--device", "cpu"]
-    default = bench_train.config.Config().sampling.step
-    assert sweep.main([*arguments, "--seeds", "0", "1", "--cases", "", "near:sampling.step=0.02"]) == 0
+    arguments = [
+        "--json",
+        str(tmp_path / "s.json"),
+        "--scenes",
+        f"toy={toy_scene},model.mlp_width=8",
+        "--device",
+        "cpu",
+    ]
+    default = bench_train.config.Config().sampling.step_size
+    assert sweep.main([*arguments, "--seeds", "0", "1", "--cases", "", "near:sampling.step_size=0.02"]) == 0
     assert asked == [("default", 0, default, 8), ("default", 1, default, 8), ("near", 0, 0.02, 8), ("near", 1, 0.02, 8)]
-    assert sweep.main([*arguments, "--seeds", "0", "1", "2", "--cases", "", "model.hidden=4"]) == 0
-    assert asked[4:] == [("default", 2, default, 8), *(("model.hidden=4", seed, default, 4) for seed in range(3))]
+    assert sweep.main([*arguments, "--seeds", "0", "1", "2", "--cases", "", "model.mlp_width=4"]) == 0
+    assert asked[4:] == [("default", 2, default, 8), *(("model.mlp_width=4", seed, default, 4) for seed in range(3))]
     assert sweep.main([*arguments, "--seeds", "0", "--cases", "", "--seconds", "7"]) == 0
     assert len(asked) == 9, "another budget is another run"
     monkeypatch.setitem(FIELD, "trainer.distortion", ((0.25, OTHERWISE),))
     assert sweep.main([*arguments, "--seeds", "0", "--cases", ""]) == 0
     assert len(asked) == 10, "and so is another default"
-    with raises_naming(UserError, "--cases", "data.downscale", "--scenes"):
+    with raises_mentioning(UserError, "--cases", "data.downscale", "--scenes"):
         sweep.main([*arguments, "--cases", "data.downscale=2"])
     assert_names(capsys.readouterr().out, "near", "toy", "20.50 ± 0.50")
 
 
 def test_values_of_a_case_need_no_quotes():
     options = bench_train.BenchOptions()
-    changed = bench_train.changed(options, 'data.masks=cutout,trainer.optimizer="lazy_adam",model.hidden=8')
-    assert (changed.data.masks, changed.trainer.optimizer, changed.model.hidden) == ("cutout", "lazy_adam", 8)
-    with raises_naming(UserError, "nothing.at_all=1", "GROUP.OPTION"):
+    changed = bench_train.changed(options, 'data.masks=alpha,trainer.optimizer="lazy_adam",model.mlp_width=8')
+    assert (changed.data.masks, changed.trainer.optimizer, changed.model.mlp_width) == ("alpha", "lazy_adam", 8)
+    with raises_mentioning(UserError, "nothing.at_all=1", "GROUP.OPTION"):
         bench_train.changed(options, "nothing.at_all=1")

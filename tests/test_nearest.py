@@ -13,11 +13,11 @@ from nerfkit.commands import inspect, render, train
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.errors import SceneError
 from nerfkit.rendering.paths import read_camera_path, read_path
+from tests.camera_layouts import ring
 from tests.captures import check_refused
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import PINHOLE, SMALL, WRITERS, call, capture_in, quaternion, write_capture
 from tests.processes import run_main
-from tests.rigs import ring
 from tests.test_scene import load
 from tests.toy_scene import change, write_scene
 
@@ -100,8 +100,8 @@ def test_a_split_without_images_is_a_camera_path(tmp_path: Path, capsys):
         "transforms_test.json",
     )
     call(train, *SMALL, "-v", "--data.path", str(scene), "--out", run)
-    assert_names(capsys.readouterr().out, "40 cameras of test", "--path test")
-    call(render, run, "--path", "test", "--size", "6", "4")
+    assert_names(capsys.readouterr().out, "40 cameras of test", "--cameras test")
+    call(render, run, "--cameras", "test", "--size", "6", "4")
     assert len(list(Path(run, "render/test").glob("*.png"))) == 40
     check_refused(lambda folder: load_scene(str(folder)).split("test"), scene, "no split 'test'")
     change(scene, lambda c: c.update(frames=[]), "transforms_test.json")
@@ -200,7 +200,7 @@ FOREIGN = {  # files of other programs, and what the message names
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_poses_of_other_programs_are_named_before_poses_are_found_anew(name: str, tmp_path: Path, monkeypatch, capsys):
-    """Without photographs they are refused."""
+    """Without photos they are refused."""
     content, *named = FOREIGN[name]
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(content)
@@ -246,7 +246,7 @@ def test_a_whole_format_beside_a_broken_one_is_read(tmp_path: Path):
     (tmp_path / "sparse/0/images.bin").unlink()
     read = load_capture(str(tmp_path))
     assert read.format == "llff" and any("not read as colmap" in note.text for note in read.notes)
-    with raises_naming(SceneError, "images"):
+    with raises_mentioning(SceneError, "images"):
         load_capture(str(tmp_path), "colmap")
 
 
@@ -284,11 +284,11 @@ def test_paths_of_keyframes_alone(tmp_path: Path):
         {"keyframes": [{"matrix": "[1", "fov": 50}]},
     ):
         (tmp_path / "p.json").write_text(json.dumps(damaged))
-        with raises_naming(SceneError, "keyframe 0"):
+        with raises_mentioning(SceneError, "keyframe 0"):
             read_path(tmp_path / "p.json", (8, 6))
 
 
-def test_photographs_without_poses_are_told_apart(tmp_path: Path, capsys):
+def test_photos_without_poses_are_told_apart(tmp_path: Path, capsys):
     """In a folder within another, and of panoramas."""
     capture_in(tmp_path / "a/b/c", [PINHOLE] * 3)
     check_refused(load, tmp_path / "a", "b/c/images", "meant")
@@ -297,5 +297,5 @@ def test_photographs_without_poses_are_told_apart(tmp_path: Path, capsys):
     for index in range(3):
         Image.new("RGB", (64, 32), (index, 0, 0)).save(folder / f"{index}.png")
     with pytest.raises(SceneError):
-        load_capture(str(folder), sfm=str(tmp_path / "sfm"))
+        load_capture(str(folder), sfm_dir=str(tmp_path / "sfm"))
     assert_names(capsys.readouterr().out, "twice as wide as high")

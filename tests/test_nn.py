@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from nerfkit import ops
 from nerfkit.nn import LLTM, DepthwiseConv1d, DepthwiseConv2d, FeatureGrid, LLTMCell
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.ops.test_bad_input import parts_of
 
 WINDOWS = [
@@ -44,7 +44,7 @@ def test_a_convolution_along_rays_is_of_each_ray_by_itself(device: str):
 
 
 def test_a_grid_takes_any_number_of_leading_axes(device: str):
-    grid = FeatureGrid(levels=3, log2_table=10, max_resolution=32, device=device)
+    grid = FeatureGrid(levels=3, log2_hashmap_size=10, max_resolution=32, device=device)
     points = torch.rand(4, 5, 3, device=device)
     out = grid(points)
     assert out.shape == (4, 5, 6) and grid(points[:0]).shape == (0, 5, 6)
@@ -130,7 +130,7 @@ def test_gradients_reach_all_parameters_and_copies_give_the_same(module: nn.Modu
 PAIR = torch.zeros(1, 4), torch.zeros(1, 5)
 RAY = torch.tensor([0, 5])
 BAD = [  # what is called, and what the error names
-    (lambda: FeatureGrid(2, log2_table=8)(torch.rand(5, 2)), ValueError, "points 3 [5, 2]"),
+    (lambda: FeatureGrid(2, log2_hashmap_size=8)(torch.rand(5, 2)), ValueError, "points 3 [5, 2]"),
     (lambda: DepthwiseConv2d(3, 4, padding="same"), ValueError, "padding='same' stride 1 kernel (4, 4) (1, 1)"),
     (lambda: DepthwiseConv1d(3, 4, padding="full"), ValueError, "DepthwiseConv1d padding 'same' 'valid' 'full'"),
     (lambda: DepthwiseConv1d(3, (3, 3)), ValueError, "DepthwiseConv1d kernel_size (3, 3)"),
@@ -149,5 +149,5 @@ BAD = [  # what is called, and what the error names
 
 @pytest.mark.parametrize("call, error, named", BAD)
 def test_bad_input(call, error: type[Exception], named: str):
-    with raises_naming(error, *parts_of(named)):
+    with raises_mentioning(error, *parts_of(named)):
         call()

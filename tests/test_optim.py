@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from nerfkit.config.recipe import FAST_RATE
-from nerfkit.training.step.optim import DECAY_EVERY, TABLE_DECAY, LazyAdam, learning_rate
-from tests.naming import raises_naming
+from nerfkit.training.step.optim import DECAY_EVERY, GRID_WEIGHT_DECAY, LazyAdam, learning_rate
+from tests.naming import raises_mentioning
 from tests.trainers import make_trainer, trained
 
 
@@ -49,7 +49,7 @@ def test_is_adam_where_everything_has_a_gradient(device: str, kind, shape: tuple
     ],
 )
 def test_bad_input(arguments: tuple, error, named: tuple):
-    with raises_naming(error, *named):
+    with raises_mentioning(error, *named):
         LazyAdam(*arguments)
 
 
@@ -57,7 +57,7 @@ def test_a_sparse_gradient_is_refused_and_changes_nothing():
     x = torch.ones(3, requires_grad=True)
     optimizer = LazyAdam([x], 0.1)
     x.grad = torch.ones(3).to_sparse()
-    with raises_naming(TypeError, "dense"):
+    with raises_mentioning(TypeError, "dense"):
         optimizer.step()
     assert not optimizer.state[x]
 
@@ -123,7 +123,7 @@ def test_tables_decay_by_the_rate_and_networks_do_not(small_config):
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for step in range(2 * DECAY_EVERY):
         if step % DECAY_EVERY == 0:
-            shrunk *= (1 - trainer.learning_rate() * TABLE_DECAY) ** DECAY_EVERY
+            shrunk *= (1 - trainer.learning_rate() * GRID_WEIGHT_DECAY) ** DECAY_EVERY
         trainer.train_step()
     changed = [name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])]
     assert changed == ["grid.table"] and shrunk < 0.98

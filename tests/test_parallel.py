@@ -114,7 +114,7 @@ def test_gradients_are_divided_by_the_weights_of_all(small_config, tmp_path, mon
 
 def test_models_that_differ_are_an_error(config, tmp_path):
     """In what was trained, in poses, and in the state at the start."""
-    config.data.appearance, config.data.poses = "affine", "refine"
+    config.data.appearance, config.data.pose_optimization = "affine", True
 
     def train(processes):
         trainer = trained(config, STEPS, processes=processes)
@@ -168,13 +168,13 @@ def test_unbounded_space(config, tmp_path, monkeypatch):
     def go_on(trainer):
         for _ in range(7):
             trainer.timed_step()
-        trainer.model.agree(trainer.processes)
+        trainer.model.sync_ranks(trainer.processes)
         return bits_of(trainer)
 
     def whole(processes):
         trainer = trained(config, 7, processes=processes)
         noted = trainer.model.sampler.unreached.tolist()
-        assert processes.gathered(noted) != [noted] * 2, "a test of what they have alike needs a difference"
+        assert processes.all_gather(noted) != [noted] * 2, "a test of what they have alike needs a difference"
         trainer.save(run)
         return go_on(trainer)
 
@@ -228,7 +228,7 @@ def options(config, tmp_path):
 
 def test_commands_share_the_work(options, tmp_path):
     run, both, one = tmp_path / "run", tmp_path / "shared", tmp_path / "alone"
-    render = ("render", run, "--path", "test", "--outputs", "rgb,depth", "--device", "cpu", "--out")
+    render = ("render", run, "--cameras", "test", "--outputs", "rgb,depth", "--device", "cpu", "--out")
     ended = forked(2, tmp_path, command("train", "--config", options, "--out", run))
     assert ended == [0, 0], ended.printed
     assert "2 processes" in ended.printed[0] and ended.printed[1] == ""

@@ -50,7 +50,7 @@ def resumed(config, processes: Processes, folder: Path) -> dict:
     first = make_trainer(config, processes=processes)
     result_of(first, STEPS - 20)
     first.save(folder / "run")
-    processes.wait()
+    processes.barrier()
     second = make_trainer(config, processes=processes)
     second.restore(folder / "run")
     return {"whole": whole, "parts": result_of(second, 20)}
@@ -81,7 +81,7 @@ def main(case: str, folder: Path, processes: Processes) -> None:
 @pytest.fixture
 def config(small_config, tmp_path):
     small_config.device, small_config.trainer.deterministic = "cuda", True
-    small_config.model.levels, small_config.model.log2_table = 8, 16  # a table whose gradient is added by itself
+    small_config.model.levels, small_config.model.log2_hashmap_size = 8, 16  # a table whose gradient is added by itself
     small_config.trainer.steps = 2000
     return small_config
 
@@ -124,7 +124,7 @@ def test_commands(config, tmp_path):
     torchrun("scripts/eval.py", run, n=1)
     alone = json.loads((run / "metrics.json").read_text())
     assert shared["views"] == alone["views"]
-    torchrun("scripts/render.py", run, "--path", "test")
+    torchrun("scripts/render.py", run, "--cameras", "test")
     torchrun("-m", "nerfkit", "train", "--resume", run, "--trainer.steps", 300, n=1)
     assert load_run(run, "cpu").state["step"] == 200
 

@@ -16,11 +16,11 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.images import batch
 from nerfkit.data.images.batch import (
     REFRESH_EVERY,
-    AllPixels,
     Batch,
     ImagePool,
+    ResidentPixels,
+    StreamingPixels,
     TrainingViews,
-    WindowOfPixels,
     pixel_source,
 )
 from nerfkit.data.images.pixels import blend, image_header, read_image, read_mask
@@ -29,7 +29,7 @@ from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.training.held_back import HeldBack
 from nerfkit.training.step.losses import squared_error
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.trainers import make_trainer, state_of
 
 HEIGHT, WIDTH = 5, 7
@@ -166,7 +166,7 @@ def test_a_mask_is_white_above_the_middle_and_fits_its_image(tmp_path):
     wanted = np.array([[False, False, True, True], [True, True, False, False]])
     np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (4, 2)), wanted)
     np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (8, 4)), wanted.repeat(2, 0).repeat(2, 1))
-    with raises_naming(SceneError, "m.png", "4x2", "20x20"):
+    with raises_mentioning(SceneError, "m.png", "4x2", "20x20"):
         read_mask(tmp_path / "m.png", (20, 20))
 
 
@@ -191,7 +191,7 @@ REFUSED = {
 def test_refused_images(tmp_path, kind: str):
     content, *named = REFUSED[kind]
     (tmp_path / "a.png").write_bytes(content)
-    with raises_naming(SceneError, "a.png", *named) as caught:
+    with raises_mentioning(SceneError, "a.png", *named) as caught:
         read(tmp_path / "a.png")
     assert "\n" not in str(caught.value)
 
@@ -251,10 +251,10 @@ SLOT = {"equal": 7 * 5, "mixed": 7 * 9}
 @pytest.mark.parametrize("windowed", [False, True], ids=["all", "window"])
 def test_what_is_drawn_is_where_it_says(windowed: bool, kind: str, masked: bool):
     pool = pool_of_numbers(SIZES[kind], masked)
-    source = WindowOfPixels(pool, CPU, 9 * 8 * 4 * 9) if windowed else AllPixels(pool)
+    source = StreamingPixels(pool, CPU, 9 * 8 * 4 * 9) if windowed else ResidentPixels(pool)
     torch.manual_seed(3)
     for step in (0, REFRESH_EVERY, 40 * REFRESH_EVERY, 7):
-        source.move_to(step)
+        source.advance(step)
         drawn = source.draw(4000)
         where = torch.stack([drawn.view, drawn.row, drawn.column], dim=-1)
         assert torch.equal(where, drawn.color.long())
@@ -289,8 +289,8 @@ def test_views_held_back_are_compared_where_their_pixels_are(kind: str):
 @pytest.mark.parametrize("windowed", [False, True], ids=["all", "window"])
 def test_pixels_are_equally_likely(windowed: bool, kind: str):
     pool = pool_of_numbers(SIZES[kind], False)
-    source = WindowOfPixels(pool, CPU, 8 * 3 * SLOT[kind]) if windowed else AllPixels(pool)
-    source.move_to(0)
+    source = StreamingPixels(pool, CPU, 8 * 3 * SLOT[kind]) if windowed else ResidentPixels(pool)
+    source.advance(0)
     views = source.views if windowed else range(20)
     n_pixels = sum(pool.sizes[view][0] * pool.sizes[view][1] for view in views)
     torch.manual_seed(0)
@@ -302,38 +302,38 @@ def test_pixels_are_equally_likely(windowed: bool, kind: str):
 
 def test_every_image_comes_once_in_a_turn():
     pool = pool_of_numbers(SIZES["equal"], False)
-    source = WindowOfPixels(pool, CPU, 8 * 3 * 35)
-    source.move_to(0)
+    source = StreamingPixels(pool, CPU, 8 * 3 * 35)
+    source.advance(0)
     came = list(source.views)
     for refresh in range(1, 33):
         before = list(source.views)
-        source.move_to(refresh * REFRESH_EVERY)
+        source.advance(refresh * REFRESH_EVERY)
         changed = [slot for slot in range(8) if source.views[slot] != before[slot]]
         assert len(changed) <= 1, "one image is exchanged"
         came.append(source.views[(refresh - 1) % 8])
-        source.move_to(refresh * REFRESH_EVERY + REFRESH_EVERY - 1)
+        source.advance(refresh * REFRESH_EVERY + REFRESH_EVERY - 1)
     assert sorted(came[:20]) == sorted(came[20:40]) == list(range(20))
     assert came[:20] != came[20:40]
 
 
 def test_the_window_depends_on_the_step_alone():
-    walked, jumped = (WindowOfPixels(pool_of_numbers(SIZES["mixed"], True), CPU, 8 * 4 * 63) for _ in range(2))
+    walked, jumped = (StreamingPixels(pool_of_numbers(SIZES["mixed"], True), CPU, 8 * 4 * 63) for _ in range(2))
     for step in range(4600, 5001):
-        walked.move_to(step)
-    jumped.move_to(step)
+        walked.advance(step)
+    jumped.advance(step)
     assert walked.views == jumped.views and torch.equal(walked.slot_end, jumped.slot_end)
 
 
 def test_a_device_too_small_for_a_few_images_is_refused():
-    with raises_naming(SceneError, "data.downscale", "cpu"):
-        WindowOfPixels(pool_of_numbers(SIZES["equal"], False), CPU, 7 * 3 * 35)
+    with raises_mentioning(SceneError, "data.downscale", "cpu"):
+        StreamingPixels(pool_of_numbers(SIZES["equal"], False), CPU, 7 * 3 * 35)
 
 
 def test_training_on_a_window_resumes_to_the_bit(small_config, tmp_path, monkeypatch):
     made = []
 
-    def window(pool: ImagePool, device: torch.device, n_steps: int) -> WindowOfPixels:
-        made.append(WindowOfPixels(pool, device, 8 * pool.bytes() // len(pool)))
+    def window(pool: ImagePool, device: torch.device, n_steps: int) -> StreamingPixels:
+        made.append(StreamingPixels(pool, device, 8 * pool.bytes() // len(pool)))
         return made[-1]
 
     monkeypatch.setattr(batch, "pixel_source", window)
@@ -361,15 +361,15 @@ def test_images_beyond_half_of_the_memory_go_through_a_window():
         torch.randint(256, (64 * 2**20, 4), dtype=torch.uint8), 2**20 * torch.arange(64), ((1024, 1024),) * 64
     )
     total = torch.cuda.mem_get_info(device)[1]
-    assert isinstance(pixel_source(pool, device, 100_000), AllPixels)
+    assert isinstance(pixel_source(pool, device, 100_000), ResidentPixels)
     torch.cuda.empty_cache()
     allowed = torch.cuda.memory_reserved(device) + 2 * 100 * 2**20
     torch.cuda.set_per_process_memory_fraction(allowed / total, device)
     try:
         source = pixel_source(pool, device, 100_000)
-        assert isinstance(source, WindowOfPixels) and 20 <= source.n_slots <= 25
+        assert isinstance(source, StreamingPixels) and 20 <= source.n_slots <= 25
         for step in range(0, 40 * REFRESH_EVERY, 8):
-            source.move_to(step)
+            source.advance(step)
             drawn = source.draw(1000)
             number = drawn.view * 2**20 + drawn.row * 1024 + drawn.column
             assert torch.equal(drawn.color.cpu(), pool.pixels[number.cpu()])
@@ -379,11 +379,11 @@ def test_images_beyond_half_of_the_memory_go_through_a_window():
 
 @pytest.mark.parametrize(("n_steps", "every"), [(100_000, 16), (48, 3), (5, 1)])
 def test_every_image_is_seen_in_the_steps_that_there_are(n_steps: int, every: int):
-    source = WindowOfPixels(pool_of_numbers(SIZES["equal"], False), CPU, 8 * 3 * 35, n_steps)
+    source = StreamingPixels(pool_of_numbers(SIZES["equal"], False), CPU, 8 * 3 * 35, n_steps)
     assert source.every == every
-    assert ("TOO FEW" in source.text) == (n_steps == 5)
+    assert ("TOO FEW" in source.description) == (n_steps == 5)
     seen = set()
     for step in range(min(n_steps, 400)):
-        source.move_to(step)
+        source.advance(step)
         seen |= set(source.views)
     assert (len(seen) == 20) == (n_steps > 5)

@@ -16,7 +16,7 @@ import nerfkit
 from nerfkit.errors import ConfigError
 from nerfkit.model.registry import MODELS
 from nerfkit.training.run.folder import RunFolder, describe
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.processes import call_process
 from tests.trainers import make_trainer
 
@@ -122,12 +122,12 @@ def test_a_loss_is_what_training_follows(small_config):
 
 def test_a_loss_that_gives_no_terms_or_other_ones_each_step_is_named(small_config):
     for loss in (lambda r, b: r.color.mean(), lambda r, b: {}, lambda r, b: {"x": r.color}):
-        with raises_naming(TypeError, "loss_fn", "dict"):
+        with raises_mentioning(TypeError, "loss_fn", "dict"):
             make_trainer(small_config, loss_fn=loss).train_step()
     names = iter(["a", "b"])
     trainer = make_trainer(small_config, loss_fn=lambda r, b: {next(names): r.color.mean()})
     trainer.train_step()
-    with raises_naming(TypeError, "loss_fn", "a", "b"):
+    with raises_mentioning(TypeError, "loss_fn", "a", "b"):
         trainer.train_step()
 
 
@@ -159,11 +159,11 @@ def test_a_model_without_samples_trains(constant_config, tmp_path):
     trainer = make_trainer(constant_config)
     before = trainer.training_step.n_rays.item()
     trainer.train(tmp_path / "run")
-    assert trainer.step == 60 and trainer.training_step.n_rays == before == constant_config.trainer.samples
+    assert trainer.step == 60 and trainer.training_step.n_rays == before == constant_config.trainer.samples_per_step
     run = nerfkit.load_run(tmp_path / "run", "cpu")
     image = run.render(run.cameras("train"), 3)["rgb"]
     assert torch.equal(image[0, 0], trainer.model.color.detach()) and image.shape == (22, 26, 3)
-    with raises_naming(nerfkit.UserError, "Constant", "samples"):
+    with raises_mentioning(nerfkit.UserError, "Constant", "samples"):
         run.render(run.cameras("train"), 3, ("normal",))
 
 
@@ -171,10 +171,10 @@ def test_a_model_that_is_not_registered_is_said(constant_config, tmp_path, monke
     constant_config.model.module = "somewhere.models"
     make_trainer(constant_config).save(tmp_path / "run")
     monkeypatch.delitem(MODELS, "constant")
-    with raises_naming(ConfigError, "'constant'", "--module somewhere.models"):
+    with raises_mentioning(ConfigError, "'constant'", "--module somewhere.models"):
         nerfkit.load_run(tmp_path / "run", "cpu")
     assert "somewhere" not in sys.modules, "a run folder imports nothing"
-    with raises_naming(ConfigError, "'nowhere_to_be_found'"):
+    with raises_mentioning(ConfigError, "'nowhere_to_be_found'"):
         nerfkit.load_run(tmp_path / "run", "cpu", module="nowhere_to_be_found")
 
 
@@ -187,10 +187,10 @@ def test_options_of_a_model_are_checked(small_config, monkeypatch):
     assert nerfkit.build_model(small_config).options.width == 7
     for options, named in (({"widht": 1}, ("widht", "width")), ({"width": "wide"}, ("width",))):
         small_config.model.options = options
-        with raises_naming(ConfigError, *named):
+        with raises_mentioning(ConfigError, *named):
             nerfkit.build_model(small_config)
     small_config.model.kind, small_config.model.options = "field", {"width": 1}
-    with raises_naming(ConfigError, "'field'", "model.options"):
+    with raises_mentioning(ConfigError, "'field'", "model.options"):
         nerfkit.build_model(small_config)
 
 
@@ -208,7 +208,7 @@ def test_gradients_reach_origins_and_directions(small_config):
     """Those of samples that stay where they are along their rays, at o + t d."""
     torch.manual_seed(2)
     model = nerfkit.Renderer(small_config).double()
-    model.sampler.min_transmittance = 0.0
+    model.sampler.early_stop_transmittance = 0.0
     with torch.no_grad():
         model.grid.table.uniform_(-1, 1)
     rays = make_trainer(small_config).views.draw(64).rays
@@ -242,7 +242,7 @@ def test_gradients_reach_origins_and_directions(small_config):
 )
 def test_what_cannot_be_rendered_is_named(small_config, outputs, view: int, wrong):
     trainer = make_trainer(small_config)
-    with raises_naming(nerfkit.UserError, wrong):
+    with raises_mentioning(nerfkit.UserError, wrong):
         nerfkit.ImageRenderer(trainer.model, torch.ones(3))(trainer.cameras, view, outputs)
 
 
@@ -251,7 +251,7 @@ def test_what_cannot_be_rendered_is_named(small_config, outputs, view: int, wron
 )
 def test_options_set_in_python_are_checked(small_config, name: str, value):
     setattr(small_config.trainer, name, value)
-    with raises_naming(ConfigError, f"trainer.{name}"):
+    with raises_mentioning(ConfigError, f"trainer.{name}"):
         make_trainer(small_config)
 
 
@@ -259,15 +259,15 @@ def test_cameras_that_are_none_and_images_that_do_not_fit_them_are_named(small_c
     trainer = make_trainer(small_config)
     good = trainer.cameras
     for images in (torch.zeros(12, 22, 26, 3), torch.zeros(8, 22, 26, 3, dtype=torch.uint8)):
-        with raises_naming(nerfkit.UserError, "uint8", "[12, 22, 26, 3 or 4]", str(list(images.shape))):
+        with raises_mentioning(nerfkit.UserError, "uint8", "[12, 22, 26, 3 or 4]", str(list(images.shape))):
             nerfkit.Trainer(small_config, good, images)
-    with raises_naming(nerfkit.UserError, "Cameras", "focal", "[12]"):
+    with raises_mentioning(nerfkit.UserError, "Cameras", "focal", "[12]"):
         nerfkit.Cameras(good.camera_to_world, good.focal[:, 0], good.center, 26, 22)
-    with raises_naming(nerfkit.UserError, "26.5", "22"):
+    with raises_mentioning(nerfkit.UserError, "26.5", "22"):
         nerfkit.Cameras(good.camera_to_world, good.focal, good.center, 26.5, 22)
     for broken in (2 * good.camera_to_world, good.camera_to_world * float("nan")):
         cameras = nerfkit.Cameras(broken, good.focal, good.center, 26, 22)
-        with raises_naming(nerfkit.UserError, "camera_to_world"):
+        with raises_mentioning(nerfkit.UserError, "camera_to_world"):
             nerfkit.Trainer(small_config, cameras, trainer.views.source.pool)
 
 

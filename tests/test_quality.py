@@ -26,8 +26,8 @@ from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.scene import ViewerScene
 from scripts.measure import true_surface
 from tests.naming import assert_names
+from tests.noisy_captures import capture, pixels_off, score, trained
 from tests.processes import ROOT, call
-from tests.weak_captures import capture, pixels_off, score, trained
 
 COUNTS = {"orrery": {"train": 100, "val": 10, "test": 20}, "room": {"train": 63, "test": 9}}
 SIZES = {"orrery": (200, 200), "room": (240, 160)}  # at which there are true ranges
@@ -53,14 +53,14 @@ def shipped(name: str) -> Scene:
 @cache
 def ranges(name: str, split: str, view: int) -> torch.Tensor:
     """True ranges [H, W] in the model's units."""
-    folder, frame = ROOT / "data" / name / "depth" / (split if name == "orrery" else ""), shipped(name).frame
+    folder, frame = ROOT / "data" / name / "depth" / (split if name == "orrery" else ""), shipped(name).transform
     file = folder / f"{shipped(name).split(split).names[view]}.npz"
     return torch.from_numpy(np.load(file)["depth_ray"].astype(np.float32)) * (frame.scale if frame else 1.0)
 
 
 def to_ranges(name: str, split: str, view: int, points: np.ndarray) -> torch.Tensor:
     """Of points [P, 3] of the files that lie in a view, the distance as a share of the range that is there, [K]."""
-    cameras, true, frame = shipped(name).split(split).cameras, ranges(name, split, view), shipped(name).frame
+    cameras, true, frame = shipped(name).split(split).cameras, ranges(name, split, view), shipped(name).transform
     points = torch.from_numpy(frame.to_model(points) if frame else points).float()
     pixels, depth = cameras.project(points, view)
     inside = (depth > 0) & ((pixels >= 0) & (pixels < torch.tensor(SIZES[name]))).all(-1)  # NaN is not
@@ -149,10 +149,10 @@ def object_score(variant: str, seed: int) -> float:
     config = options("orrery_cpu", 400, 8)
     config.seed = seed
     config.model.encoder, config.model.aggregator = VARIANTS[variant]
-    config.model.log2_table, config.model.base_resolution, config.model.max_resolution = 14, 16, 96
-    config.model.hidden = 16
-    config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
-    config.trainer.samples = 4096
+    config.model.log2_hashmap_size, config.model.base_resolution, config.model.max_resolution = 14, 16, 96
+    config.model.mlp_width = 16
+    config.sampling.step_size, config.sampling.occupancy_resolution = 0.04, 24
+    config.trainer.samples_per_step = 4096
     train, test = (scene("orrery", 8).split(split) for split in ("train", "test"))
     trainer = Trainer(config, train.cameras, train.load())
     trainer.train()
@@ -193,7 +193,7 @@ def room_scores(config: Config) -> tuple[float, float]:
         images = image_of(test.cameras, view, ("rgb", "depth"))
         scores.append(psnr(images["rgb"], truth.image(view) / 255))
         true = true_ranges(name, int(config.data.downscale))
-        errors.append(((room.frame.distance_to_input(images["depth_ray"]) - true).abs() / true)[true.isfinite()])
+        errors.append(((room.transform.distance_to_input(images["depth_ray"]) - true).abs() / true)[true.isfinite()])
     return mean(scores), torch.cat(errors).median().item()
 
 
@@ -201,10 +201,10 @@ def room_scores(config: Config) -> tuple[float, float]:
 def test_the_room_is_learned(short_warmup):
     """At half its size, in steps."""
     config = options("room_cpu", 1200, 2)
-    config.model.log2_table, config.model.hidden = 16, 16
+    config.model.log2_hashmap_size, config.model.mlp_width = 16, 16
     config.sampling.occupancy_resolution = 64
-    config.sampling.step = config.sampling.cone = 0.06  # few intervals, so that a step has many rays
-    config.trainer.samples = 4096
+    config.sampling.step_size = config.sampling.cone_angle = 0.06  # few intervals, so that a step has many rays
+    config.trainer.samples_per_step = 4096
     score, error = room_scores(config)
     assert score > ROOM_FLOOR and error < ROOM_MOST_OFF, (score, error)
 
@@ -215,7 +215,7 @@ def test_the_rooms_recipe_in_a_quarter_of_its_steps():
     assert score > WHOLE_FLOOR and error < WHOLE_MOST_OFF, (score, error)
 
 
-# ---- what `data.appearance` and `data.poses` are worth
+# ---- what `data.appearance` and `data.pose_optimization` are worth
 
 
 def compared(config, of, option: str, value: str, fitted: str):
@@ -236,7 +236,7 @@ def test_changing_light_does_not_spoil_the_field(small_config):
 @pytest.mark.slow
 def test_poses_that_are_off_are_found(small_config):
     of = capture(0, degrees=1.0)
-    trainer, without, raw, fitted = compared(small_config, of, "poses", "refine", "aligned")
+    trainer, without, raw, fitted = compared(small_config, of, "pose_optimization", True, "aligned")
     before, after = pixels_off(of.given, of.true), pixels_off(trainer.adjustments.cameras(of.given), of.true)
     assert after < 0.6 * before, f"{before:.2f} pixels before, {after:.2f} after"
     assert raw > without + 2, f"{without:.2f} dB without, {raw:.2f} dB with"
@@ -248,13 +248,13 @@ def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
     monkeypatch.setattr(alignment, "STEPS", 3)
     run = tmp_path / "run"
     small = (
-        "--data.box -0.8 -0.8 -0.8 0.8 0.8 0.8 --model.levels 2 --model.log2_table 10 --model.max_resolution 32 "
-        "--model.hidden 16 --sampling.step 0.05 --sampling.occupancy_resolution 16 --trainer.steps 30 "
-        "--trainer.samples 2048 --device cpu"
+        "--data.box -0.8 -0.8 -0.8 0.8 0.8 0.8 --model.levels 2 --model.log2_hashmap_size 10 --model.max_resolution 32 "
+        "--model.mlp_width 16 --sampling.step_size 0.05 --sampling.occupancy_resolution 16 --trainer.steps 30 "
+        "--trainer.samples_per_step 2048 --device cpu"
     ).split()
-    both = ("--data.appearance", "affine", "--data.poses", "refine")
+    both = ("--data.appearance", "affine", "--data.pose_optimization", "true")
     printed = call("train", "--data.path", toy_scene, "--out", run, *small, *both)
-    assert_names(printed, "its light and its pose", "cameras moved by", "with pose and light fitted")
+    assert_names(printed, "cameras moved by", "with pose and light fitted")
     metrics = json.loads((run / METRICS).read_text())
     names = ("psnr", "psnr_cc", "psnr_aligned", "psnr_aligned_cc")
     assert all(5 < metrics[name] < 60 and metrics["views"][1][name] > 5 for name in names)

@@ -22,7 +22,7 @@ SIDES = {"contracted": 1.0, "box": 10.0}  # half of data.box
 
 def built(kind: str, side: float, values: dict) -> OccupancySampler:
     """A sampler with such options; what is none of them is an attribute."""
-    names = ("update_every", "warmup_steps", "min_transmittance")
+    names = ("update_every", "warmup_steps", "early_stop_transmittance")
     attributes = {name: values.pop(name) for name in names if name in values}
     data = DataConfig(box=(-side, -side, -side, side, side, side))
     sampler = build_sampler(Config("", size="large", data=data, sampling=SamplingConfig(kind, **values)).resolved())
@@ -32,13 +32,13 @@ def built(kind: str, side: float, values: dict) -> OccupancySampler:
 
 def sampler_of(kind: str = "contracted", **options) -> OccupancySampler:
     """Of a place around the origin."""
-    values = {"step": 0.05, "cone": 0.05, "near": 0.1, "far": 100.0, "occupancy_resolution": 16} | options
+    values = {"step_size": 0.05, "cone_angle": 0.05, "near": 0.1, "far": 100.0, "occupancy_resolution": 16} | options
     return built(kind, SIDES[kind], values)
 
 
 def cube_sampler(**options) -> OccupancySampler:
     """In a box from -1 to 1."""
-    return built("box", 1.0, {"step": 0.1, "occupancy_resolution": 8} | options)
+    return built("box", 1.0, {"step_size": 0.1, "occupancy_resolution": 8} | options)
 
 
 def ray(origin: tuple[float, ...], direction: tuple[float, ...]) -> Rays:
@@ -60,12 +60,12 @@ def forward_cameras(n: int = 2, lens: Lens | None = None) -> Cameras:
     """Cameras near the origin, side by side, which look down -z with 90 degrees."""
     pose = torch.eye(4)[None, :3].repeat(n, 1, 1)
     pose[:, 0, 3] = torch.linspace(-0.1, 0.1, n)
-    return Cameras.of_lenses(pose, [lens or Lens("PINHOLE", (8.0, 8.0, 8.0, 8.0), 16, 16)] * n)
+    return Cameras.from_lenses(pose, [lens or Lens("PINHOLE", (8.0, 8.0, 8.0, 8.0), 16, 16)] * n)
 
 
 def cell_of(sampler: OccupancySampler, point: tuple[float, ...]) -> tuple[int, ...]:
     side = sampler.config.occupancy_resolution
-    unit = sampler.unit_of(torch.tensor([point]))[0]  # [3]
+    unit = sampler.to_unit(torch.tensor([point]))[0]  # [3]
     return tuple((unit * side).long().clamp(max=side - 1).tolist())
 
 
@@ -86,12 +86,12 @@ def test_no_samples_nearer_than_near_and_farther_than_far():
     found = samples.t_starts[0].item(), samples.t_ends[-1].item(), len(samples.t_ends)
     assert found == pytest.approx((2.5, 3.2, 7))
     sampler = cube_sampler(far=1.9)
-    assert not sampler.sees(ALONG_X).any() and len(sampler(ALONG_X, thin).t_ends) == 0
+    assert not sampler.hits(ALONG_X).any() and len(sampler(ALONG_X, thin).t_ends) == 0
 
 
 def test_thin_samples_are_rendered_in_the_warm_up_alone():
     """Every other pair of samples has an opacity of 0.005, in cells that are occupied."""
-    sampler = cube_sampler(occupancy_threshold=0.01, update_every=4, warmup_steps=8)
+    sampler = cube_sampler(alpha_threshold=0.01, update_every=4, warmup_steps=8)
 
     def density_fn(positions: Tensor) -> Tensor:
         return torch.where((positions[:, 0] * 5).floor() % 2 == 0, 1.0, 0.05)
@@ -129,18 +129,18 @@ def test_a_sample_is_where_its_cell_is_occupied_however_far():
 
 def test_rays_of_an_image_fit_into_memory():
     """All cells of an untrained field are occupied, and each ray passes many of them; a crop changes nothing."""
-    sampler = sampler_of(step=1e-3, cone=1e-3)
+    sampler = sampler_of(step_size=1e-3, cone_angle=1e-3)
     cropped = CroppedSampler(sampler, Crop((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)))
-    assert sampler.max_rays_rendered * len(sampler.ladder) <= 2**25
+    assert sampler.max_rays_rendered * len(sampler.t_edges) <= 2**25
     assert cropped.max_rays_rendered == sampler.max_rays_rendered
     sampler.occupancy.zero_()
     assert sampler.max_rays_rendered == 2**18
 
 
-@pytest.mark.parametrize("capacity, min_transmittance", [(None, 1e-4), (None, 0.0), (40, 1e-4), (4000, 1e-4)])
-def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, min_transmittance):
+@pytest.mark.parametrize("capacity, early_stop_transmittance", [(None, 1e-4), (None, 0.0), (40, 1e-4), (4000, 1e-4)])
+def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, early_stop_transmittance):
     """Those that are, are the visible ones above the threshold, near to far, of each ray that fits."""
-    sampler = sampler_of(min_transmittance=min_transmittance)
+    sampler = sampler_of(early_stop_transmittance=early_stop_transmittance)
     sampler.threshold.fill_(0.05)
     rays = Rays(torch.zeros(3, 3), torch.nn.functional.normalize(torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 0]])))
 
@@ -148,12 +148,14 @@ def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, min_transmitta
         return torch.where((10 * points.norm(dim=-1)).sin() > 0, 4.0, 1e-3)
 
     samples = sampler(rays, density_fn, None, capacity)
-    starts = sampler.ladder[:-2]
-    lengths = sampler.ladder[1:-1] - starts
+    starts = sampler.t_edges[:-2]
+    lengths = sampler.t_edges[1:-1] - starts
     for r in range(3):
         middles = rays.directions[r] * (starts + lengths / 2)[:, None]
         thickness = density_fn(middles) * lengths
-        visible = thickness.cumsum(0) - thickness < -math.log(min_transmittance or math.exp(-700))  # 0 hides nothing
+        visible = thickness.cumsum(0) - thickness < -math.log(
+            early_stop_transmittance or math.exp(-700)
+        )  # 0 hides nothing
         expected = starts[visible & (-torch.expm1(-thickness) >= 0.05)]
         found = samples.t_starts[samples.ray_offsets[r] : samples.ray_offsets[r + 1]]
         if samples.ray_complete[r]:
@@ -167,7 +169,7 @@ def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, min_transmitta
 def test_two_passes_find_the_same_samples(monkeypatch, device: str, density: float):
     """Also where the density is evaluated in parts that fit into memory. The rays go through a cube, a third of it
     occupied: some have many more samples than a first pass."""
-    sampler = cube_sampler(step=0.01, occupancy_resolution=16).to(device)
+    sampler = cube_sampler(step_size=0.01, occupancy_resolution=16).to(device)
     sampler.occupancy.copy_(torch.rand(16, 16, 16) < 0.33)
     sampler.occupancy[:2] = False
     directions = torch.nn.functional.normalize(torch.randn(200, 3), dim=-1)
@@ -202,26 +204,26 @@ def in_one_corner(positions: Tensor) -> Tensor:
 
 
 def test_cells_are_occupied_above_the_threshold():
-    sampler = cube_sampler(occupancy_threshold=0.01)
+    sampler = cube_sampler(alpha_threshold=0.01)
     sampler.update(in_one_corner, 0)
     wanted = torch.zeros(8, 8, 8, dtype=torch.bool)
     wanted[6:, 6:, 6:] = True
     assert torch.equal(sampler.occupancy, wanted) and sampler.stats()["occupied"] == round(8 / 512, 4)
-    sampler = cube_sampler(occupancy_threshold=0.001)
+    sampler = cube_sampler(alpha_threshold=0.001)
     sampler.update(in_one_corner, 0)
     assert sampler.occupancy.all()
 
 
 def test_a_field_that_is_empty_all_over_keeps_its_densest_cells():
     """Below the threshold the mean takes its place: what is to be learned must have samples."""
-    sampler = cube_sampler(occupancy_threshold=0.5)
+    sampler = cube_sampler(alpha_threshold=0.5)
     sampler.update(lambda positions: 0.01 * (positions[:, 0] + 1), 0)
     assert sampler.occupancy[7].all() and not sampler.occupancy[0].any()
 
 
 def test_what_is_gone_is_forgotten_step_by_step():
     """A cell's opacity falls by a tenth an update: from 0.95 it is below one half after seven."""
-    sampler = cube_sampler(occupancy_threshold=0.5, update_every=1, warmup_steps=100)
+    sampler = cube_sampler(alpha_threshold=0.5, update_every=1, warmup_steps=100)
     sampler.update(in_one_corner, 0)
     occupied = []
     for step in range(1, 10):
@@ -244,7 +246,7 @@ def test_updates_come_every_few_steps_and_at_first_of_all_cells():
 def test_cells_that_no_camera_sees_are_never_occupied(kind: str):
     """Nor in a model that is read from a file."""
     sampler, other = sampler_of(kind), sampler_of(kind)
-    sampler.observe(forward_cameras())
+    sampler.set_training_cameras(forward_cameras())
     ahead, behind, beside = (0.0, 0.0, -5.0), (0.0, 0.0, 5.0), (9.0, 0.0, -1.0)
     for _ in range(3):
         sampler.update(wall, 0)
@@ -254,7 +256,7 @@ def test_cells_that_no_camera_sees_are_never_occupied(kind: str):
     other.load_state_dict(sampler.state_dict())
     assert torch.equal(other.seen, sampler.seen) and torch.equal(other.occupancy, sampler.occupancy)
     farther = sampler_of(kind, near=4.0, occupancy_resolution=32)
-    farther.observe(forward_cameras())
+    farther.set_training_cameras(forward_cameras())
     too_near, far_enough = (cell_of(farther, (0.0, 0.0, z)) for z in (-0.6, -5.0))
     assert not farther.occupancy[too_near] and farther.occupancy[far_enough]
 
@@ -265,7 +267,7 @@ def test_what_is_close_to_a_camera_and_seen_by_few_stays_empty(n_cameras: int, k
     cameras = forward_cameras(n_cameras)
     cameras.camera_to_world[0, 0, 3] = 0.8  # one stands apart
     sampler = sampler_of(near=0.1, occupancy_resolution=64)
-    sampler.observe(cameras)
+    sampler.set_training_cameras(cameras)
     points = {"one": (0.8, 0.0, -0.25), "many": (0.0, 0.0, -0.3), "far": (3.0, 0.0, -2.4)}
     assert [name for name, point in points.items() if sampler.occupancy[cell_of(sampler, point)]] == kept
 
@@ -277,7 +279,7 @@ def test_a_lens_of_more_than_a_half_space_sees_what_is_behind_its_camera():
         focal = 16 / math.radians(degrees / 2)
         lens = Lens("FISHEYE", (focal, focal, 16.0, 16.0), 32, 32)
         sampler = sampler_of(occupancy_resolution=64)
-        sampler.observe(forward_cameras(lens=lens))
+        sampler.set_training_cameras(forward_cameras(lens=lens))
         for angle in (60, 110, 130, 180):
             away = math.radians(angle)
             point = (0.0, 6 * math.sin(away), -6 * math.cos(away))
@@ -313,7 +315,7 @@ def test_rows_of_a_capacity_that_nobody_uses_reach_nothing():
 
 def test_images_that_take_turns_empty_no_blocks():
     sampler = sampler_of(warmup_steps=0, update_every=1)
-    sampler.observe(forward_cameras(), all_at_once=False)
+    sampler.set_training_cameras(forward_cameras(), all_at_once=False)
     for step in range(REACHED_UPDATES + 1):
         sampler.update(wall, step)
     assert sampler.occupancy[cell_of(sampler, (0.0, 0.0, -5.0))]
@@ -323,7 +325,7 @@ def test_what_a_ray_of_one_process_reaches_is_reached_for_all():
     class Two(Processes):
         size = 2
 
-        def most(self, values: Tensor) -> Tensor:
+        def all_reduce_max(self, values: Tensor) -> Tensor:
             return torch.maximum(values, 255 - other)
 
     sampler = sampler_of()
@@ -331,5 +333,5 @@ def test_what_a_ray_of_one_process_reaches_is_reached_for_all():
     other = sampler.unreached.clone()
     other[3, 2, 1] = 0
     sampler.unreached[0, 0, 0] = 2
-    sampler.agree(Two())
+    sampler.sync_ranks(Two())
     assert sampler.unreached[3, 2, 1] == 0 and sampler.unreached[0, 0, 0] == 2 and sampler.unreached[1, 1, 1] == 7

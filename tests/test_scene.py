@@ -19,9 +19,9 @@ from PIL import Image
 from nerfkit.config import Config, DataConfig
 from nerfkit.data.load import load_scene, scene_of
 from nerfkit.errors import RunError, SceneError
-from nerfkit.reading import native_name, read_json, read_regular, shown
+from nerfkit.safe_io import native_name, printable, read_json, read_regular
 from tests.captures import check_refused, mutated, with_another_value
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names, raises_mentioning
 from tests.toy_scene import HEIGHT, WIDTH, change, trace, write_scene
 
 
@@ -118,7 +118,7 @@ def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
         assert views.load().stack().shape == (12, HEIGHT // 2, WIDTH // 2, 4)
         assert counts.pop() == n_threads
     monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: views.bytes() + one - 1)
-    with raises_naming(SceneError, "images", "decode", "data.downscale"):
+    with raises_mentioning(SceneError, "images", "decode", "data.downscale"):
         views.load()
 
 
@@ -128,9 +128,11 @@ def test_a_configuration_and_its_words_give_one_scene(toy_scene):
     config = Config(data=DataConfig(path=str(toy_scene), downscale=2, box=box))
     scene, told = scene_of(config), load_scene(str(toy_scene), downscale=2, box=box)
     assert scene.split("test").cameras.sizes() == told.split("test").cameras.sizes() == [(WIDTH // 2, HEIGHT // 2)] * 2
-    assert np.array_equal(scene.frame.box, told.frame.box) and scene.frame.box[1].tolist() == [1, 1, 1]
-    assert np.array_equal(scene_of(config, load_scene(str(toy_scene)).frame).frame.box[1], [1.5] * 3), "of the run"
-    assert not scene.is_place and scene_of(Config(data=DataConfig(path=str(toy_scene)))).frame.box[1, 0] == 1.5
+    assert np.array_equal(scene.transform.box, told.transform.box) and scene.transform.box[1].tolist() == [1, 1, 1]
+    assert np.array_equal(scene_of(config, load_scene(str(toy_scene)).transform).transform.box[1], [1.5] * 3), (
+        "of the run"
+    )
+    assert not scene.is_place and scene_of(Config(data=DataConfig(path=str(toy_scene)))).transform.box[1, 0] == 1.5
 
 
 def test_pixels_across_a_box(toy_scene):
@@ -274,7 +276,7 @@ def test_bad_paths(toy_scene):
     }.items():
         check_refused(load, path, named)
     check_refused(partial(load, format="ply"), toy_scene, "'ply'", "nerf_synthetic")
-    with raises_naming(SceneError, "'val'", "train", "test"):
+    with raises_mentioning(SceneError, "'val'", "train", "test"):
         load_scene(str(toy_scene)).split("val")
 
 
@@ -345,7 +347,7 @@ def test_bad_content(tmp_path, name: str):
     file = tmp_path / "a.json"
     file.write_bytes(content)
     limit = 1000 if name == "large" else 10**6
-    with raises_naming(SceneError, "camera path", file, *named) as caught:
+    with raises_mentioning(SceneError, "camera path", file, *named) as caught:
         read_json(file, SceneError, "camera path", limit)
     assert "\n" not in str(caught.value)
 
@@ -356,9 +358,9 @@ def test_only_regular_files_are_opened(tmp_path):
         server.bind(str(tmp_path / "socket"))
         kinds = {"pipe": tmp_path / "pipe", "socket": tmp_path / "socket", "folder": tmp_path, "device": "/dev/zero"}
         for kind, path in kinds.items():
-            with raises_naming(SceneError, path, kind):
+            with raises_mentioning(SceneError, path, kind):
                 read_regular(Path(path), 1000, "image", SceneError)
-    with raises_naming(RunError, "/proc/self/maps"):
+    with raises_mentioning(RunError, "/proc/self/maps"):
         read_regular(Path("/proc/self/maps"), 10**6, "file", RunError)
 
 
@@ -371,6 +373,6 @@ def test_names_of_files_are_utf_8():
 
 
 def test_shown_is_one_short_line():
-    assert shown(Path("a/b.png")) == "a/b.png" and shown("ü") == "ü"
-    assert shown("a\nb\x1b[31m\udcff") == r"a\nb\x1b[31m\udcff"
-    assert len(shown("x" * 10**5)) < 250 and "(100000 characters)" in shown("x" * 10**5)
+    assert printable(Path("a/b.png")) == "a/b.png" and printable("ü") == "ü"
+    assert printable("a\nb\x1b[31m\udcff") == r"a\nb\x1b[31m\udcff"
+    assert len(printable("x" * 10**5)) < 250 and "(100000 characters)" in printable("x" * 10**5)

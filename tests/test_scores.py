@@ -19,7 +19,7 @@ from nerfkit.commands import train
 from nerfkit.data.load import load_scene
 from nerfkit.errors import UserError
 from nerfkit.metrics import ssim
-from nerfkit.parallel import ALONE
+from nerfkit.parallel import SINGLE_PROCESS
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import colorize, to_uint8
 from nerfkit.training.evaluator import evaluate
@@ -27,9 +27,9 @@ from nerfkit.training.run.files import LOG, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching import previews, progress
-from nerfkit.training.watching.previews import PICTURES, Previews, places_passed, shown_view
+from nerfkit.training.watching.previews import N_PREVIEWS, Previews, places_passed, shown_view
 from nerfkit.training.watching.progress import ScoresOverTime, TensorBoard, plot_training
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names, raises_mentioning
 from tests.processes import in_processes, run_main
 from tests.toy_scene import HEIGHT, WIDTH, write_scene
 from tests.trainers import make_trainer, state_of
@@ -41,7 +41,7 @@ STATE = {"seconds": 12.345, "step": 7, "backend": {"lltm": "torch"}}
 def scored(small_config, tmp_path):
     """A field of three steps, over black, its scores and its folder; the model that gave them, and the truth."""
     small_config.data.background, small_config.trainer.steps = "black", 3
-    small_config.eval.comparisons = 1
+    small_config.eval.comparison_images = 1
     trainer = make_trainer(small_config)
     trainer.train(tmp_path / "run")
     views = load_scene(small_config.data.path).split("test")
@@ -108,7 +108,7 @@ def test_as_many_comparisons_as_asked_for_spread_over_the_views(small_config, tm
     trainer.save(tmp_path / "run")
     views = load_scene(small_config.data.path).split("train")
     for asked, wanted in ((3, {"r_0", "r_4", "r_8"}), (0, set()), (-1, {f"r_{view}" for view in range(12)})):
-        small_config.eval.comparisons = asked
+        small_config.eval.comparison_images = asked
         evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
         (folder / "mine.png").write_bytes(b"")
         assert {file.stem for file in folder.glob("*.png")} == wanted | {"mine"}
@@ -125,13 +125,13 @@ def config(small_config, tmp_path, monkeypatch):
     return small_config
 
 
-def trained(config, folder, processes=ALONE, scores: bool = True) -> Trainer:
+def trained(config, folder, processes=SINGLE_PROCESS, scores: bool = True) -> Trainer:
     """With scores on the way."""
     scene, run = load_scene(config.data.path), RunFolder(folder)
     trainer = make_trainer(config, processes=processes)
     if processes.is_first:
         run.start(config, describe(scene))
-    processes.wait()
+    processes.barrier()
     if scores and processes.is_first:
         trainer.on_step.append(ScoresOverTime(config, scene.split("test"), trainer.device).after_step)
     trainer.train(run)
@@ -178,7 +178,7 @@ def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
 
 @pytest.fixture
 def options(config, tmp_path):
-    config.trainer.preview_every, config.eval.comparisons = 10, 0
+    config.trainer.preview_every, config.eval.comparison_images = 10, 0
     config_module.dump(config, tmp_path / "options.toml")
     return ["--config", str(tmp_path / "options.toml"), "--out", str(tmp_path / "run")]
 
@@ -198,7 +198,7 @@ def test_the_command_writes_them_all(options, tmp_path):
 def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     nowhere = ["--config", "cpu", "--data.path", tmp_path / "nowhere"]
-    with raises_naming(UserError, "tensorboard", 'pip install "nerfkit[tensorboard]"'):
+    with raises_mentioning(UserError, "tensorboard", 'pip install "nerfkit[tensorboard]"'):
         run_main(train, *nowhere, "--trainer.tensorboard", "true")
 
 
@@ -317,9 +317,9 @@ def test_a_picture_is_the_first_test_view(small_config, tmp_path, monkeypatch):
 def test_places_are_dense_at_first_and_as_many_for_every_length(n_steps: int):
     passed = np.array([places_passed((step + 1) / n_steps) for step in range(n_steps)])
     taken = np.flatnonzero(np.diff(passed, prepend=0)) + 1
-    assert 20 <= len(taken) <= PICTURES == passed[-1] and (np.diff(passed) >= 0).all() and taken[-1] == n_steps
+    assert 20 <= len(taken) <= N_PREVIEWS == passed[-1] and (np.diff(passed) >= 0).all() and taken[-1] == n_steps
     assert len(taken[taken <= n_steps // 10]) >= len(taken) // 2, "half of them in the first tenth"
-    assert places_passed(0.0) == 0 and places_passed(3.0) == PICTURES
+    assert places_passed(0.0) == 0 and places_passed(3.0) == N_PREVIEWS
 
 
 def test_pictures_wait_for_the_time_that_they_may_take(small_config, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from nerfkit.training.run import checkpoint
 from nerfkit.training.step import training_step
 from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.toy_scene import write_scene
 from tests.trainers import make_trainer, trained
 
@@ -26,7 +26,7 @@ def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, monkeypat
     change nothing."""
     small_config.data.background = background
     if learned:
-        small_config.data.appearance, small_config.data.poses = "affine", "refine"
+        small_config.data.appearance, small_config.data.pose_optimization = "affine", True
     monkeypatch.setattr(training_step, "MAX_RAYS", 300)
     trainers = [make_trainer(small_config) for name in ("exact", "fixed")]
     for trainer in trainers:
@@ -107,7 +107,7 @@ def differing(a: Trainer, b: Trainer) -> list[str]:
 
 WITH = {  # what changes in a step with its number, or that it learns beside the model
     "the_defaults": {},
-    "light_and_poses": {"data": {"appearance": "affine", "poses": "refine"}},
+    "light_and_poses": {"data": {"appearance": "affine", "pose_optimization": True}},
     "unbounded": {"sampling": {"kind": "contracted"}, "trainer": {"distortion": 0.003, "learning_rate": 0.02}},
 }
 
@@ -154,7 +154,7 @@ def test_nan_in_a_recorded_step_is_found_at_the_next_log(gpu_config, tmp_path):
     with torch.no_grad():
         trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
     table = trainer.model.grid.table.detach().clone()
-    with raises_naming(TrainingError, "nan", "step 50", tmp_path / "run"):
+    with raises_mentioning(TrainingError, "nan", "step 50", tmp_path / "run"):
         trainer.train(tmp_path / "run")
     assert torch.equal(trainer.model.grid.table, table), "Adam stood still"
     assert checkpoint.load(tmp_path / "run")[1]["step"] == 10
@@ -218,7 +218,7 @@ def test_a_loss_that_is_not_finite_after_the_last_log_is_found(small_config, tmp
     trainer.train_step = lambda: (trainer.training_step._run(), setattr(trainer, "step", trainer.step + 1))
     with torch.no_grad():
         trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
-    with raises_naming(TrainingError, "nan", tmp_path / "run"):
+    with raises_mentioning(TrainingError, "nan", tmp_path / "run"):
         trainer.train(tmp_path / "run")
 
 

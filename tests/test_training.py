@@ -14,7 +14,7 @@ from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run import files as run_files
 from nerfkit.training.run.folder import RunFolder
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.trainers import make_trainer, state_of, trained
 
 pytestmark = pytest.mark.slow
@@ -25,11 +25,11 @@ def test_resuming_with_other_options(small_config, tmp_path):
     before = to_dict(small_config)
     for changed, named in (
         ({"data": before["data"] | {"box": (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)}}, ("data.box", "(-0.8", "(-1.0")),
-        ({"model": before["model"] | {"hidden": 32}}, ("model.hidden", "16", "32", "--out")),
+        ({"model": before["model"] | {"mlp_width": 32}}, ("model.mlp_width", "16", "32", "--out")),
         ({"seed": 7}, ("seed", "0", "7")),
     ):
         other = config_module.from_dict(before | changed, "copy")
-        with raises_naming(RunError, *named):
+        with raises_mentioning(RunError, *named):
             make_trainer(other).restore(tmp_path)
 
 
@@ -37,7 +37,11 @@ def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
     first = trained(small_config, 1)
     first.save(tmp_path)
     small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.save_every = 99, 0.01, 5
-    small_config.out, small_config.eval.comparisons, small_config.ops.overrides = "elsewhere", 1, {"lltm": "torch"}
+    small_config.out, small_config.eval.comparison_images, small_config.ops.overrides = (
+        "elsewhere",
+        1,
+        {"lltm": "torch"},
+    )
     second = make_trainer(small_config)
     second.restore(tmp_path)
     assert second.step == 1 and second.progress == pytest.approx(1 / 99)
@@ -46,10 +50,10 @@ def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
 
 def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
     make_trainer(small_config).save(tmp_path)
-    small_config.model.hidden = 32
+    small_config.model.mlp_width = 32
     config_module.dump(small_config, tmp_path / run_files.CONFIG)
     for load in (make_trainer(small_config).restore, lambda folder: load_run(folder, "cpu")):
-        with raises_naming(RunError, "config.toml", "decoder"):
+        with raises_mentioning(RunError, "config.toml", "decoder"):
             load(tmp_path)
 
 
@@ -60,7 +64,7 @@ def test_moments_are_whole_or_refused(small_config, tmp_path, name: str, made: t
     del tensors[f"optimizer.{name}"]
     tensors |= {f"optimizer.{name}": made} if made is not None else {}
     checkpoint.save(RunFolder.existing(tmp_path), tensors, state)
-    with raises_naming(RunError, tmp_path, f"optimizer.{name}"):
+    with raises_mentioning(RunError, tmp_path, f"optimizer.{name}"):
         make_trainer(small_config).restore(tmp_path)
 
 
@@ -75,17 +79,17 @@ def test_a_checkpoint_is_not_read_again_to_be_kept(small_config, tmp_path, monke
 
 
 def test_nan_stops_and_is_never_saved(small_config, tmp_path):
-    small_config.data.poses, run = "refine", tmp_path / "run"
+    small_config.data.pose_optimization, run = True, tmp_path / "run"
     trainer = trained(small_config, 1)
     trainer.save(run)
     trainer.model.decoder.color_net.layers()[-1][1].data.fill_(math.nan)
-    with raises_naming(TrainingError, "nan", "step 1", run):
+    with raises_mentioning(TrainingError, "nan", "step 1", run):
         trainer.train(run)
-    with raises_naming(TrainingError, "decoder.color_net.packed", "step 1"):
+    with raises_mentioning(TrainingError, "decoder.color_net.packed", "step 1"):
         trainer.save(run)
     trainer.model.decoder.color_net.layers()[-1][1].data.zero_()
     trainer.adjustments.poses.data[0, 0] = math.nan
-    with raises_naming(TrainingError, "views.poses", "step 1"):
+    with raises_mentioning(TrainingError, "views.poses", "step 1"):
         trainer.save(run)
     tensors, state = checkpoint.load(run)
     assert state["step"] == 1 and tensors["model.decoder.color_net.packed"].isfinite().all()
@@ -97,7 +101,7 @@ def test_nan_stops_and_is_never_saved(small_config, tmp_path):
 
 def test_rays_that_miss_the_box(small_config, tmp_path):
     small_config.data.box = (50.0, 50.0, 50.0, 51.0, 51.0, 51.0)
-    with raises_naming(SceneError, "data.box", "50.0", "51.0"):
+    with raises_mentioning(SceneError, "data.box", "50.0", "51.0"):
         make_trainer(small_config)
 
 
@@ -158,7 +162,7 @@ def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_co
 
 def test_the_number_of_rays_follows_that_of_samples(small_config):
     """A step has about as many samples as asked for, once the field is known."""
-    small_config.trainer.samples = 3000
+    small_config.trainer.samples_per_step = 3000
     trainer = trained(small_config, 20)
     trainer.training_step.pop_stats()
     for _ in range(10):
@@ -186,7 +190,7 @@ def test_40_steps_equal_20_and_20(small_config, tmp_path, background: str, optim
     small_config.trainer.steps = 240  # of which an eighth has random backgrounds
     small_config.data.background, small_config.trainer.optimizer = background, optimizer
     if learned:
-        small_config.data.appearance, small_config.data.poses = "affine", "refine"
+        small_config.data.appearance, small_config.data.pose_optimization = "affine", True
     whole = make_trainer(small_config)
     for step in range(40):
         if step == 20:

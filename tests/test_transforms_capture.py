@@ -14,10 +14,10 @@ from nerfkit.data.capture import Capture, Points, PosedImage, texts
 from nerfkit.data.readers.transforms.reader import read, read_synthetic
 from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import SceneError
+from tests.camera_layouts import grid, look_at, ring
 from tests.captures import check_refused, is_read, mutated, with_another_value
 from tests.naming import assert_names
 from tests.posed_captures import poses
-from tests.rigs import grid, look_at, ring
 from tests.test_scene import EYE
 from tests.toy_scene import write_scene
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unbounded space: its contraction, ladders of distances, and training in it."""
+"""Unbounded space: its contraction, edges of distances, and training in it."""
 
 import math
 
@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from nerfkit import ops
 from nerfkit.config import Config, DataConfig, ModelConfig, SamplingConfig, TrainerConfig
-from nerfkit.contraction import contract, exponential_ladder, uncontract
-from nerfkit.limits import MAX_LADDER
+from nerfkit.contraction import contract, exponential_edges, uncontract
+from nerfkit.limits import MAX_EDGES
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.sampling import FADE_IN_STEPS, Samples, build_sampler
 from nerfkit.model.stages import FeatureGrid
 from nerfkit.training import alignment
 from nerfkit.training.step.losses import TrainingLoss, spacing, squared_error
 from nerfkit.training.trainer import Trainer
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.ops.harness import backend_params
 from tests.test_sampling import forward_cameras
 
@@ -92,7 +92,7 @@ def test_faces_edges_and_corners_of_a_box_of_any_size(reach: float, side: float,
 @pytest.mark.parametrize("backend, device", backend_params("grid_encode"))
 def test_features_and_their_gradients_are_finite_everywhere(backend: str, device: str):
     box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
-    config = ModelConfig(levels=4, features=2, log2_table=10, max_resolution=8192)
+    config = ModelConfig(levels=4, features_per_level=2, log2_hashmap_size=10, max_resolution=8192)
     grid = FeatureGrid(config, box, contracted=True).to(device)
     positions = torch.tensor([*EXTREMES, [0.1, 0.2, 0.3]], device=device, requires_grad=True)
     with ops.backend(backend):
@@ -105,41 +105,41 @@ def test_features_and_their_gradients_are_finite_everywhere(backend: str, device
 @settings(max_examples=60)
 @given(
     near=st.floats(0, 5), length=st.floats(0.1, 1000), step=st.floats(0.05, 3),
-    cone=st.one_of(st.just(0.0), st.floats(1e-3, 0.5)), jitter=st.floats(0, 1),
+    cone_angle=st.one_of(st.just(0.0), st.floats(1e-3, 0.5)), jitter=st.floats(0, 1),
 )  # fmt: skip
-def test_a_ladder_covers_near_to_far(near, length, step, cone, jitter):
+def test_edges_covers_near_to_far(near, length, step, cone_angle, jitter):
     far = near + length
-    ladder = exponential_ladder(near, far, step, cone)
-    lengths = ladder.diff()
-    assert len(ladder) >= 3 and ladder.dtype == torch.float64
-    torch.testing.assert_close(lengths, (cone * ladder[:-1]).clamp(min=step), rtol=1e-9, atol=1e-9)
-    ends = ladder[:-1] + jitter * lengths  # of march: interval k is from ends[k] to ends[k + 1]
+    t_edges = exponential_edges(near, far, step, cone_angle)
+    lengths = t_edges.diff()
+    assert len(t_edges) >= 3 and t_edges.dtype == torch.float64
+    torch.testing.assert_close(lengths, (cone_angle * t_edges[:-1]).clamp(min=step), rtol=1e-9, atol=1e-9)
+    ends = t_edges[:-1] + jitter * lengths  # of march: interval k is from ends[k] to ends[k + 1]
     assert (ends.diff() > 0).all()
-    assert near <= ends[0] <= ladder[1] and ends[-1] >= far and ladder[-3] < far
+    assert near <= ends[0] <= t_edges[1] and ends[-1] >= far and t_edges[-3] < far
 
 
 def test_no_cone_gives_equal_steps():
-    assert exponential_ladder(1.0, 2.0, 0.25, 0.0).tolist() == [1, 1.25, 1.5, 1.75, 2, 2.25]
-    assert len(exponential_ladder(0.0, MAX_LADDER - 2.0, 1.0, 0.0)) == MAX_LADDER
+    assert exponential_edges(1.0, 2.0, 0.25, 0.0).tolist() == [1, 1.25, 1.5, 1.75, 2, 2.25]
+    assert len(exponential_edges(0.0, MAX_EDGES - 2.0, 1.0, 0.0)) == MAX_EDGES
 
 
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        ((0.0, 1e6, 1e-3, 0.0), ("step", "0.001", "cone", str(MAX_LADDER))),
-        ((1e20, 1e21, 1e-3, 0.0), ("step", "0.001", "cone")),
+        ((0.0, 1e6, 1e-3, 0.0), ("step_size", "0.001", "cone_angle", str(MAX_EDGES))),
+        ((1e20, 1e21, 1e-3, 0.0), ("step_size", "0.001", "cone_angle")),
         ((2.0, 1.0, 0.1, 0.0), ("near", "far", "2.0", "1.0")),
     ],
 )
-def test_bad_ladder(arguments: tuple, named: tuple):
-    with raises_naming(ValueError, *named):
-        exponential_ladder(*arguments)
+def test_bad_edges(arguments: tuple, named: tuple):
+    with raises_mentioning(ValueError, *named):
+        exponential_edges(*arguments)
 
 
 def test_bad_positions():
-    with raises_naming(ValueError, "contract", "positions", "[N, 3]", "[2, 2]"):
+    with raises_mentioning(ValueError, "contract", "positions", "[N, 3]", "[2, 2]"):
         contract(torch.zeros(2, 2), UNIT.float())
-    with raises_naming(TypeError, "uncontract", "float64", "float32"):
+    with raises_mentioning(TypeError, "uncontract", "float64", "float32"):
         uncontract(torch.zeros(2, 3), UNIT)
 
 
@@ -147,9 +147,14 @@ def test_bad_positions():
 
 
 def small_config(**trainer) -> Config:
-    data, model = DataConfig(box=(-1.0, -1, -1, 1, 1, 1)), ModelConfig(levels=4, log2_table=10, max_resolution=64)
-    sampling = SamplingConfig("contracted", step=0.05, cone=0.05, near=0.1, far=100.0, occupancy_resolution=16)
-    options = TrainerConfig(**{"steps": 4, "samples": 2048} | trainer)
+    data, model = (
+        DataConfig(box=(-1.0, -1, -1, 1, 1, 1)),
+        ModelConfig(levels=4, log2_hashmap_size=10, max_resolution=64),
+    )
+    sampling = SamplingConfig(
+        "contracted", step_size=0.05, cone_angle=0.05, near=0.1, far=100.0, occupancy_resolution=16
+    )
+    options = TrainerConfig(**{"steps": 4, "samples_per_step": 2048} | trainer)
     return Config(device="cpu", data=data, model=model, sampling=sampling, trainer=options).resolved()
 
 
@@ -197,7 +202,7 @@ def test_the_distortion_losss_weight_rises_to_its_full_value():
 
 def test_what_is_near_a_camera_learns_slower_at_first():
     """So that no fog before each camera is there before the scene; the radius of the box is 1 here."""
-    sampler = build_sampler(small_config())
+    sampler = build_sampler(small_config(steps=80_000))
     starts = torch.tensor([0.1, 0.5, 3.0])
     samples = Samples(torch.zeros(3, 3), starts, starts, torch.arange(3), torch.arange(4), torch.ones(3).bool())
 

@@ -120,10 +120,10 @@ def small_options(scene: Path) -> config_module.ResolvedConfig:
     """Options that train the scene in a second or two."""
     config = config_module.Config(size="large", device="cpu")  # but for what follows, whatever the device
     config.data.path, config.data.box = str(scene), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
-    config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
-    config.model.hidden = 16
-    config.sampling.step, config.sampling.occupancy_resolution, config.sampling.occupancy_threshold = 0.04, 24, 0.01
-    config.trainer.steps, config.trainer.samples, config.trainer.learning_rate = 60, 4096, 0.03
+    config.model.levels, config.model.log2_hashmap_size, config.model.max_resolution = 3, 12, 48
+    config.model.mlp_width = 16
+    config.sampling.step_size, config.sampling.occupancy_resolution, config.sampling.alpha_threshold = 0.04, 24, 0.01
+    config.trainer.steps, config.trainer.samples_per_step, config.trainer.learning_rate = 60, 4096, 0.03
     config.trainer.save_every, config.trainer.distortion = 0, 0.0
     return config.resolved()
 
@@ -132,10 +132,10 @@ def write_options(folder: Path) -> Path:
     """The toy scene in `folder`/scene, and a file of options for it."""
     config = config_module.Config(device="cpu")
     config.data.path, config.data.box = str(write_scene(folder / "scene", size=(15, 13))), BOX
-    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 24
-    config.model.hidden = 16
-    config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
-    config.trainer.steps, config.trainer.samples, config.trainer.learning_rate = STEPS, 1024, 0.03
-    config.eval.comparisons = 1
+    config.model.levels, config.model.log2_hashmap_size, config.model.max_resolution = 2, 10, 24
+    config.model.mlp_width = 16
+    config.sampling.step_size, config.sampling.occupancy_resolution = 0.08, 8
+    config.trainer.steps, config.trainer.samples_per_step, config.trainer.learning_rate = STEPS, 1024, 0.03
+    config.eval.comparison_images = 1
     config_module.dump(config, folder / "options.toml")
     return folder / "options.toml"

@@ -49,13 +49,14 @@ template <int ROWS, int PACKS, class A>
 HD void gemm_tile(const GemmArguments<A>& p, int r, int q) {  // out rows r .. + ROWS - 1, packs q .. + PACKS - 1
   const A *left = p.left.values + r * p.left.row, *right = p.right.values + q * p.right.pack;
   const A* start = p.start.values + r * p.start.row + q * LANES;
-  Pack<A> sum[ROWS][PACKS];
+  SimdVec<A> sum[ROWS][PACKS];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 3
-    for (int j = 0; j < PACKS; ++j) sum[i][j] = p.start.values ? load(start + i * p.start.row + j * LANES) : Pack<A>{};
+    for (int j = 0; j < PACKS; ++j)
+      sum[i][j] = p.start.values ? load(start + i * p.start.row + j * LANES) : SimdVec<A>{};
   for (int k = 0; k < p.depth; ++k) {
-    Pack<A> row[PACKS];
+    SimdVec<A> row[PACKS];
 #pragma GCC unroll 3
     for (int j = 0; j < PACKS; ++j) row[j] = load(right + k * p.right.row + j * p.right.pack);
 #pragma GCC unroll 8

@@ -40,28 +40,28 @@ struct PackOf {
   typedef A type __attribute__((vector_size(LANES * sizeof(A)), aligned(alignof(A)), may_alias));
 };
 template <class A>
-using Pack = typename PackOf<A>::type;
+using SimdVec = typename PackOf<A>::type;
 
 // A pack of from [n], n <= LANES; the other lanes are zero.
 template <class T>
-HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
+HD SimdVec<acc_t<T>> load(const T* from, int n = LANES) {
   using A = acc_t<T>;
   if constexpr (std::is_same_v<T, A>)
-    if (n == LANES) return *reinterpret_cast<const Pack<A>*>(from);
+    if (n == LANES) return *reinterpret_cast<const SimdVec<A>*>(from);
   A values[LANES] = {};
   if (n == LANES)
     for (int i = 0; i < LANES; ++i) values[i] = A(from[i]);
   else
     for (int i = 0; i < n; ++i) values[i] = A(from[i]);
-  return *reinterpret_cast<const Pack<A>*>(values);
+  return *reinterpret_cast<const SimdVec<A>*>(values);
 }
 
 // The first n lanes of a pack to `to` [n].
 template <class T>
-HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
+HD void store(T* to, SimdVec<acc_t<T>> pack, int n = LANES) {
   if constexpr (std::is_same_v<T, acc_t<T>>)
     if (n == LANES) {
-      *reinterpret_cast<Pack<T>*>(to) = pack;
+      *reinterpret_cast<SimdVec<T>*>(to) = pack;
       return;
     }
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
@@ -94,7 +94,7 @@ HD void stream_register(float* to, Register numbers) { _mm_stream_ps(to, numbers
 // As store(), by streaming stores, to an address aligned to a register. Write full cache lines: a part of a line takes
 // as long as all of it. A thread that did it ends with streaming_fence().
 template <class A>
-HD void store_streaming(A* to, Pack<A> pack) {
+HD void store_streaming(A* to, SimdVec<A> pack) {
 #if defined(__x86_64__)
   constexpr int COUNT = sizeof(pack) / sizeof(Register);
   Register registers[COUNT];
@@ -113,10 +113,10 @@ inline void streaming_fence() {
 }
 
 template <class A>
-HD Pack<A> broadcast(A number) {
+HD SimdVec<A> broadcast(A number) {
   A values[LANES];  // an array: of assignments to a pack's elements the compiler makes one instruction each
   for (int i = 0; i < LANES; ++i) values[i] = number;
-  return *reinterpret_cast<const Pack<A>*>(values);
+  return *reinterpret_cast<const SimdVec<A>*>(values);
 }
 
 // Packs that the registers hold.

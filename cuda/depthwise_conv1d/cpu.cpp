@@ -34,7 +34,7 @@ void correlate(const T* x, const acc_t<T>* weight, const T* bias, T* out, const 
     for (const int64_t first = s.ray_offsets[ray], last = s.ray_offsets[ray + 1]; n < last; ++n)
       for (int c0 = 0; c0 < C; c0 += LANES) {
         const int width = std::min(LANES, C - c0);
-        Pack<A> sum = bias ? load(bias + c0, width) : Pack<A>{};
+        SimdVec<A> sum = bias ? load(bias + c0, width) : SimdVec<A>{};
         for (int u = 0; u < s.kernel; ++u) {
           const int64_t m = n - reach + int64_t(u) * s.dilation;
           if (m >= first && m < last) sum += load(weight + int64_t(u) * C + c0, width) * load(x + m * C + c0, width);

@@ -102,7 +102,7 @@ struct PlaneStrip {
   static constexpr bool BACKWARD = PASS == Pass::backward;
   static constexpr StripShape SHAPE = strip_shape(K, sizeof(T), Layout::planes, PASS);
   static constexpr int V = SHAPE.columns, CH = 1, N = V + K - 1, BYTES = V * sizeof(T), ZERO = 34;
-  struct alignas(16) Slot {
+  struct alignas(16) RingSlot {
     T window[36][V];  // of lane i at 1 + i, its neighbours' beside it; at ZERO what is outside the image
     T center[BACKWARD ? 32 : 1][V];
   };
@@ -131,11 +131,11 @@ struct PlaneStrip {
     in = a.in + base - K / 2 * row, x = a.x + base, out = a.out + base - (K - 1) * row;
   }
 
-  __device__ __forceinline__ void clear(Slot& slot) const {
+  __device__ __forceinline__ void clear(RingSlot& slot) const {
     if (threadIdx.x % 32 < V) slot.window[ZERO][threadIdx.x % 32] = T(0.f);
   }
 
-  __device__ __forceinline__ void prefetch(Slot& slot, bool inside, bool with_x) {
+  __device__ __forceinline__ void prefetch(RingSlot& slot, bool inside, bool with_x) {
     const int lane = threadIdx.x % 32;
     cp_async_zfill<BYTES>(slot.window[1 + lane], in, inside);
     if (edge) cp_async_zfill<BYTES>(slot.window[1 + lane + edge], in + edge * V, inside);
@@ -145,7 +145,7 @@ struct PlaneStrip {
     x += row;
   }
 
-  __device__ __forceinline__ void read(const Slot& slot, acc_t<T> (&window)[N][CH]) const {
+  __device__ __forceinline__ void read(const RingSlot& slot, acc_t<T> (&window)[N][CH]) const {
     acc_t<T> before[V], own[V], after[V];
     load(slot.window[left], before);
     load(slot.window[1 + threadIdx.x % 32], own);
@@ -154,7 +154,7 @@ struct PlaneStrip {
     for (int i = 0; i < N; ++i) window[i][0] = of_neighbours<K / 2>(before, own, after, i);
   }
 
-  __device__ __forceinline__ void read_center(const Slot& slot, acc_t<T> (&center)[V][CH]) const {
+  __device__ __forceinline__ void read_center(const RingSlot& slot, acc_t<T> (&center)[V][CH]) const {
     acc_t<T> values[V];
     load(slot.center[threadIdx.x % 32], values);
 #pragma unroll
@@ -223,7 +223,7 @@ struct ChannelsStrip {
   static constexpr int V = SHAPE.columns, CH = SHAPE.channels, N = V + K - 1;
   using Window = Pixels<T, N, CH>;
   using Center = Pixels<T, BACKWARD ? V : 1, CH>;
-  struct Slot {
+  struct RingSlot {
     Window window;
     Center center;  // of x, that the window is multiplied with
   };
@@ -255,11 +255,11 @@ struct ChannelsStrip {
     out = a.out + base + threadIdx.x % 32 * CH - (K - 1) * row;
   }
 
-  __device__ __forceinline__ void clear(Slot& slot) const {
-    for (int i = threadIdx.x % 32; i < int(sizeof(Slot) / 16); i += 32) reinterpret_cast<uint4*>(&slot)[i] = {};
+  __device__ __forceinline__ void clear(RingSlot& slot) const {
+    for (int i = threadIdx.x % 32; i < int(sizeof(RingSlot) / 16); i += 32) reinterpret_cast<uint4*>(&slot)[i] = {};
   }
 
-  __device__ __forceinline__ void prefetch(Slot& slot, bool inside, bool with_x) {
+  __device__ __forceinline__ void prefetch(RingSlot& slot, bool inside, bool with_x) {
     slot.window.copy(in, window_turns, column, inside);
     in += row;
     if (!BACKWARD) return;
@@ -267,9 +267,11 @@ struct ChannelsStrip {
     x += row;
   }
 
-  __device__ __forceinline__ void read(const Slot& slot, acc_t<T> (&window)[N][CH]) const { slot.window.read(window); }
+  __device__ __forceinline__ void read(const RingSlot& slot, acc_t<T> (&window)[N][CH]) const {
+    slot.window.read(window);
+  }
 
-  __device__ __forceinline__ void read_center(const Slot& slot, acc_t<T> (&center)[V][CH]) const {
+  __device__ __forceinline__ void read_center(const RingSlot& slot, acc_t<T> (&center)[V][CH]) const {
     if constexpr (BACKWARD) slot.center.read(center);
   }
 
@@ -317,7 +319,7 @@ __global__ void __launch_bounds__(THREADS_2D, strip_shape(K, sizeof(T), LAYOUT, 
   constexpr int V = S::V, CH = S::CH, N = S::N, TAPS = K * K, HALF = K / 2, DEPTH = ring_depth(K, sizeof(T), LAYOUT);
   if (BACKWARD) pdl_trigger();
   extern __shared__ __align__(16) unsigned char memory[];
-  auto& slots = reinterpret_cast<typename S::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
+  auto& slots = reinterpret_cast<typename S::RingSlot(*)[DEPTH]>(memory)[threadIdx.x / 32];
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = S::channel(group);
   const bool real = c < a.channels, to_sums = BACKWARD && a.partials;
   const unsigned tiles_y = (a.height + a.rows - 1) / a.rows;
@@ -340,7 +342,7 @@ __global__ void __launch_bounds__(THREADS_2D, strip_shape(K, sizeof(T), LAYOUT, 
   __syncwarp();
 
   const int steps = a.rows + K - 1, to_read = to_sums ? rows.count : 0, to_write = a.out ? rows.count : 0;
-  const auto prefetch = [&](int step, typename S::Slot& slot) {
+  const auto prefetch = [&](int step, typename S::RingSlot& slot) {
     strip.prefetch(slot, rows.has(step), step < to_read);
     cp_async_commit();
   };
@@ -405,8 +407,8 @@ __global__ void __launch_bounds__(THREADS_2D, strip_shape(K, sizeof(T), LAYOUT, 
 template <class T, int K, Layout LAYOUT, Pass PASS>
 bool launch_strips(const StripArgs<T>& a, const StripGrid& grid, const Gpu& gpu, cudaStream_t stream) {
   constexpr bool BACKWARD = PASS == Pass::backward;
-  using Slot = typename Strip<T, K, LAYOUT, PASS>::Slot;
-  constexpr size_t RING = sizeof(Slot) * ring_depth(K, sizeof(T), LAYOUT) * WARPS_2D;
+  using RingSlot = typename Strip<T, K, LAYOUT, PASS>::RingSlot;
+  constexpr size_t RING = sizeof(RingSlot) * ring_depth(K, sizeof(T), LAYOUT) * WARPS_2D;
   constexpr size_t SUMS = BACKWARD ? sizeof(WarpSums<acc_t<T>, K * K + 1>) : 0, SHARED = std::max(RING, SUMS);
   if (SHARED > size_t(gpu.shared_bytes)) return false;
   const auto kernel = depthwise_conv2d_strips<T, K, LAYOUT, PASS>;

@@ -16,13 +16,13 @@ void step_range(const LazyAdamArguments& a, const AdamStep<T>& by, int64_t begin
   T *param = (T*)a.param, *mean = (T*)a.exp_avg, *square = (T*)a.exp_avg_sq;
   for (int64_t first = begin; first < end; first += LANES) {
     const int n = int(std::min<int64_t>(LANES, end - first));
-    const Pack<T> g = load(grad + first, n), none = {};
+    const SimdVec<T> g = load(grad + first, n), none = {};
     const auto changes = g != none;
     bool any = false;
     for (int i = 0; i < LANES; ++i) any |= changes[i] != 0;
     if (!any) continue;
-    const Pack<T> p0 = load(param + first, n), m0 = load(mean + first, n), v0 = load(square + first, n);
-    Pack<T> p = p0, m = m0, v = v0;
+    const SimdVec<T> p0 = load(param + first, n), m0 = load(mean + first, n), v0 = load(square + first, n);
+    SimdVec<T> p = p0, m = m0, v = v0;
     for (int i = 0; i < LANES; ++i) {
       T pi = p0[i], mi = m0[i], vi = v0[i];
       update(by, pi, T(g[i]), mi, vi);

@@ -100,7 +100,7 @@ class BackwardPass {
   HD void finish_block() {
     const int width = round_up(H + I);
     for_units(3 * H, [=](int j, int n) __attribute__((always_inline)) {
-      Pack<A> sum = load(sums_.bias.data() + j, n);
+      SimdVec<A> sum = load(sums_.bias.data() + j, n);
       for (int r = 0; r < rows_; ++r) sum += load(grad_gates_.data() + r * 3 * H + j, n);
       store(sums_.bias.data() + j, sum, n);
     });
@@ -127,9 +127,9 @@ class BackwardPass {
     A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
-      const PackGates<A> gate{load(activated + j, n), load(activated + H + j, n), load(activated + 2 * H + j, n)};
-      Pack<A> c = load(grad_c + j);
-      const Pack<A> t = load(activated + 3 * H + j, n);
+      const SimdGates<A> gate{load(activated + j, n), load(activated + H + j, n), load(activated + 2 * H + j, n)};
+      SimdVec<A> c = load(grad_c + j);
+      const SimdVec<A> t = load(activated + 3 * H + j, n);
       const auto grad = activate_bwd_all<A>(gate, t, load(grad_h + j) + load(grad_out + j, n), c);
       store(grad_c + j, c);
       store(grad_gates + j, grad.i, n);

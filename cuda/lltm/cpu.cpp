@@ -94,8 +94,8 @@ class ForwardPass {
     const int H = this->H;
     const bool saves = a_.activated;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
-      PackGates<A> gate[N];
-      Pack<A> c_old[N];  // read before any is written: two rays may be one
+      SimdGates<A> gate[N];
+      SimdVec<A> c_old[N];  // read before any is written: two rays may be one
       EACH(k, N) gate[k].i = load(gates[k] + 3 * j), gate[k].o = load(gates[k] + 3 * j + LANES);
       EACH(k, N) gate[k].g = load(gates[k] + 3 * j + 2 * LANES), c_old[k] = load(c[k] + j);
       activate_all(gate);
@@ -110,7 +110,7 @@ class ForwardPass {
       EACH(k, N) prefetch_to_write(activated[k], (SAVED_ON_CPU + 2) * H + j);
     });
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
-      Pack<A> t[N], h_new[N];
+      SimdVec<A> t[N], h_new[N];
       EACH(k, N) t[k] = load(c[k] + j);
       hyperbolic_tangents(t);
       EACH(k, N) h_new[k] = t[k] * load(gates[k] + 3 * j);

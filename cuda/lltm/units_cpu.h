@@ -15,8 +15,8 @@ namespace {
 
 // Input gate, output gate and candidate of LANES units.
 template <class A>
-struct PackGates {
-  Pack<A> i, o, g;
+struct SimdGates {
+  SimdVec<A> i, o, g;
 };
 
 constexpr float LOG2E = 1.44269504f;
@@ -30,8 +30,8 @@ constexpr A GATE_SCALE = std::is_same_v<A, float> ? -LOG2E : 1;
 // 2^x of N packs. All take each step together, as out-of-order execution does not reach from the end of one to the
 // next. Relative error 1e-7 from -126 to 127; beyond, the number at that end, or with AVX-512 zero and infinity.
 template <int N>
-HD void powers_of_2(Pack<float> (&x)[N]) {
-  Pack<float> rounded[N], r[N], p[N];
+HD void powers_of_2(SimdVec<float> (&x)[N]) {
+  SimdVec<float> rounded[N], r[N], p[N];
 #if defined(__AVX512F__)
   EACH(k, N) rounded[k] = _mm512_maskz_roundscale_ps(-1, x[k], 0);
 #else
@@ -50,26 +50,26 @@ HD void powers_of_2(Pack<float> (&x)[N]) {
   EACH(k, N) x[k] = _mm512_maskz_scalef_ps(-1, p[k], rounded[k]);
 #else
   typedef int32_t Ints __attribute__((vector_size(sizeof(*x))));
-  EACH(k, N) x[k] = (Pack<float>)((Ints)p[k] + (__builtin_convertvector(rounded[k], Ints) << 23));
+  EACH(k, N) x[k] = (SimdVec<float>)((Ints)p[k] + (__builtin_convertvector(rounded[k], Ints) << 23));
 #endif
 }
 
 template <int N>
-HD void hyperbolic_tangents(Pack<float> (&x)[N]) {
+HD void hyperbolic_tangents(SimdVec<float> (&x)[N]) {
   EACH(k, N) x[k] = (2 * LOG2E) * x[k];
   powers_of_2(x);
   EACH(k, N) x[k] = 1.f - 2.f / (x[k] + 1.f);
 }
 template <int N>
-HD void hyperbolic_tangents(Pack<double> (&x)[N]) {
+HD void hyperbolic_tangents(SimdVec<double> (&x)[N]) {
   for (auto& pack : x)
     for (int j = 0; j < LANES; ++j) pack[j] = hyperbolic_tangent(double(pack[j]));
 }
 
 // As activate() of a single number, of N packs with GATE_SCALE.
 template <int N>
-HD void activate_all(PackGates<float> (&gate)[N]) {
-  Pack<float> x[3 * N];
+HD void activate_all(SimdGates<float> (&gate)[N]) {
+  SimdVec<float> x[3 * N];
   EACH(k, N) x[k] = gate[k].i, x[N + k] = gate[k].o, x[2 * N + k] = LOG2E * gate[k].g;
   powers_of_2(x);
   EACH(k, N) gate[k].i = 1.f / (1.f + x[k]);
@@ -77,7 +77,7 @@ HD void activate_all(PackGates<float> (&gate)[N]) {
   EACH(k, N) gate[k].g = gate[k].g > 0.f ? gate[k].g : x[2 * N + k] - 1.f;
 }
 template <int N>
-HD void activate_all(PackGates<double> (&gates)[N]) {
+HD void activate_all(SimdGates<double> (&gates)[N]) {
   for (auto& gate : gates)
     for (int j = 0; j < LANES; ++j) {
       const Gates<double> one = activate(double(gate.i[j]), double(gate.o[j]), double(gate.g[j]));
@@ -88,9 +88,9 @@ HD void activate_all(PackGates<double> (&gates)[N]) {
 // As activate_bwd_at() of a single number: of gates before activation, from the hyperbolic tangent t of the new c and
 // the gradients of h and c.
 template <class A>
-HD PackGates<A> activate_bwd_all(const PackGates<A>& gate, Pack<A> t, Pack<A> grad_h, Pack<A>& grad_c) {
+HD SimdGates<A> activate_bwd_all(const SimdGates<A>& gate, SimdVec<A> t, SimdVec<A> grad_h, SimdVec<A>& grad_c) {
   grad_c += grad_h * gate.o * (1 - t * t);
-  const Pack<A> slope = gate.g > 0 ? broadcast(A(1)) : gate.g + 1;
+  const SimdVec<A> slope = gate.g > 0 ? broadcast(A(1)) : gate.g + 1;
   return {grad_c * gate.g * gate.i * (1 - gate.i), grad_h * t * gate.o * (1 - gate.o), grad_c * gate.i * slope};
 }
 

@@ -14,12 +14,12 @@ void forward(const CellForward<T>& a, int64_t begin, int64_t end) {
     const T* gates = a.gates + 3 * b * n_state;
     T* activated = a.activated + 3 * b * n_state;
     for_units(n_state, [&](int j, int n) {
-      PackGates<A> gate[1] = {{GATE_SCALE<A> * load(gates + j, n), GATE_SCALE<A> * load(gates + n_state + j, n),
+      SimdGates<A> gate[1] = {{GATE_SCALE<A> * load(gates + j, n), GATE_SCALE<A> * load(gates + n_state + j, n),
                                load(gates + 2 * n_state + j, n)}};
       activate_all(gate);
       const auto& [i, o, g] = gate[0];
       const int64_t at = b * n_state + j;
-      Pack<A> t[1] = {load(a.c + at, n) + g * i};
+      SimdVec<A> t[1] = {load(a.c + at, n) + g * i};
       store(a.c_new + at, t[0], n);
       hyperbolic_tangents(t);
       store(a.h_new + at, t[0] * o, n);
@@ -37,9 +37,9 @@ void backward(const CellBackward<T>& a, int64_t begin, int64_t end) {
     T* to = a.grad_gates + 3 * b * n_state;
     for_units(n_state, [&](int j, int n) {
       const int64_t at = b * n_state + j;
-      const PackGates<A> gate{load(activated + j, n), load(activated + n_state + j, n),
+      const SimdGates<A> gate{load(activated + j, n), load(activated + n_state + j, n),
                               load(activated + 2 * n_state + j, n)};
-      Pack<A> t[1] = {load(a.c_new + at, n)}, grad_of_c = load(a.grad_c_new + at, n);
+      SimdVec<A> t[1] = {load(a.c_new + at, n)}, grad_of_c = load(a.grad_c_new + at, n);
       hyperbolic_tangents(t);
       const auto grad = activate_bwd_all<A>(gate, t[0], load(a.grad_h_new + at, n), grad_of_c);
       store(a.grad_c + at, grad_of_c, n);

@@ -68,9 +68,9 @@ struct MarchArguments {
   int64_t n_rays;          // R
   MarchGrid grid;
   MarchLimits limits;
-  int64_t too_many;    // the count of a ray of more than MAX_INTERVALS
-  const void* ladder;  // [n_intervals + 2] distances, see ladder.h; or null: intervals of one length, in the box
-  int n_intervals;     // of the ladder
+  int64_t too_many;     // the count of a ray of more than MAX_INTERVALS
+  const void* t_edges;  // [n_intervals + 2] distances, see ladder.h; or null: intervals of one length, in the box
+  int n_intervals;      // of t_edges
 };
 
 // What counting writes for filling.

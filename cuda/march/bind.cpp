@@ -6,18 +6,18 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t MAX_SAMPLES = int64_t(1) << 62;                 // sum of the counts: ray_offsets must not overflow
-constexpr int64_t MIN_LADDER = 3, MAX_LADDER = int64_t(1) << 16;  // distances
+constexpr int64_t MAX_SAMPLES = int64_t(1) << 62;               // sum of the counts: ray_offsets must not overflow
+constexpr int64_t MIN_EDGES = 3, MAX_EDGES = int64_t(1) << 16;  // distances
 constexpr int64_t MAX_CELLS = (int64_t(1) << 32) - 1, MAX_ALONG_AXIS = int64_t(1) << 30;  // 32-bit cell indices
 
 struct Inputs {
   Tensor origins, directions, occupancy, box;  // [R, 3], [R, 3], [X, Y, Z], [2, 3]
-  std::optional<Tensor> jitter, ladder;        // [R], [L]
+  std::optional<Tensor> jitter, t_edges;       // [R], [L]
   MarchLimits limits;
 
   Inputs(const Tensor& origins_in, const Tensor& directions_in, const Tensor& occupancy_in, const Tensor& box_in,
          double step, double near, double far, const std::optional<Tensor>& jitter_in,
-         const std::optional<Tensor>& ladder_in)
+         const std::optional<Tensor>& t_edges_in)
       : origins(check_contiguous("origins", origins_in, origins_in, acc_type(origins_in.scalar_type()), {ANY, 3})),
         directions(check_contiguous("directions", directions_in, origins, {origins.size(0), 3})),
         occupancy(check_contiguous("occupancy", occupancy_in, origins, ScalarType::Bool, {ANY, ANY, ANY})),
@@ -28,10 +28,10 @@ struct Inputs {
                     "nerfkit: occupancy must have less than 2^32 cells, and at most 2^30 along an axis, got ",
                     shape_string(cells));
     if (jitter_in) jitter = check_contiguous("jitter", *jitter_in, origins, {origins.size(0)});
-    if (!ladder_in) return;
-    ladder = check_contiguous("ladder", *ladder_in, origins, {ANY});
-    STD_TORCH_CHECK(ladder->size(0) >= MIN_LADDER && ladder->size(0) <= MAX_LADDER, "nerfkit: ladder must have ",
-                    MIN_LADDER, " to ", MAX_LADDER, " distances, got ", ladder->size(0));
+    if (!t_edges_in) return;
+    t_edges = check_contiguous("t_edges", *t_edges_in, origins, {ANY});
+    STD_TORCH_CHECK(t_edges->size(0) >= MIN_EDGES && t_edges->size(0) <= MAX_EDGES, "nerfkit: t_edges must have ",
+                    MIN_EDGES, " to ", MAX_EDGES, " distances, got ", t_edges->size(0));
   }
 
   // Without rays or without cells there is nothing to march through.
@@ -49,8 +49,8 @@ struct Inputs {
             grid,
             limits,
             too_many,
-            ladder ? const_ptr(*ladder) : nullptr,
-            ladder ? int(ladder->size(0)) - 2 : 0};
+            t_edges ? const_ptr(*t_edges) : nullptr,
+            t_edges ? int(t_edges->size(0)) - 2 : 0};
   }
 };
 
@@ -60,9 +60,9 @@ int64_t workspace_bytes(const Inputs& in) {
 
 std::tuple<Tensor, Tensor, Tensor> count(const Tensor& origins, const Tensor& directions, const Tensor& occupancy,
                                          const Tensor& box, double step, double near, double far,
-                                         std::optional<Tensor> jitter, std::optional<Tensor> ladder) {
+                                         std::optional<Tensor> jitter, std::optional<Tensor> t_edges) {
   const OnDevice device(origins);
-  const Inputs in(origins, directions, occupancy, box, step, near, far, jitter, ladder);
+  const Inputs in(origins, directions, occupancy, box, step, near, far, jitter, t_edges);
   const Shape rays{origins.size(0)}, tiles{march_tiles(origins.size(0)) + 1};
   if (!in.has_work())
     return {zeros(origins, rays, ScalarType::Long), zeros(origins, tiles, ScalarType::Long),
@@ -77,11 +77,11 @@ std::tuple<Tensor, Tensor, Tensor> count(const Tensor& origins, const Tensor& di
 
 std::tuple<Tensor, Tensor, Tensor> fill(const Tensor& origins, const Tensor& directions, const Tensor& occupancy,
                                         const Tensor& box, double step, double near, double far,
-                                        std::optional<Tensor> jitter, std::optional<Tensor> ladder,
+                                        std::optional<Tensor> jitter, std::optional<Tensor> t_edges,
                                         const Tensor& counts_in, const Tensor& tile_offsets_in,
                                         const Tensor& workspace_in, int64_t n_rows) {
   const OnDevice device(origins);
-  const Inputs in(origins, directions, occupancy, box, step, near, far, jitter, ladder);
+  const Inputs in(origins, directions, occupancy, box, step, near, far, jitter, t_edges);
   const int64_t n_rays = origins.size(0);
   const ScalarType type = origins.scalar_type();
   if (!in.has_work())

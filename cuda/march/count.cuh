@@ -26,7 +26,7 @@ struct alignas(8) SampleMask {
 
 template <class P>
 struct alignas(2 * sizeof(P)) RayHead {
-  P start;     // distance of the middle of the first interval; with a ladder: jitter
+  P start;     // distance of the middle of the first interval; with t_edges: jitter
   int chunks;  // that have samples
 };
 
@@ -41,13 +41,13 @@ struct Workspace {
   CoarseGrid coarse;
 };
 
-// The kernels take one of two kinds of rays: TileRay, or with a ladder LadderTileRay.
+// The kernels take one of two kinds of rays: TileRay, or with t_edges TileRayExp.
 template <template <class> class Ray, class P>
-constexpr bool HAS_LADDER = std::is_same_v<Ray<P>, LadderTileRay<P>>;
+constexpr bool HAS_EDGES = std::is_same_v<Ray<P>, TileRayExp<P>>;
 
 template <template <class> class Ray, class P>
 __device__ __forceinline__ Ray<P> ray_of(const MarchArguments& in, int64_t index) {
-  if constexpr (HAS_LADDER<Ray, P>)
+  if constexpr (HAS_EDGES<Ray, P>)
     return ladder_tile_ray<P>(in, index);
   else
     return tile_ray<P>(in, index);
@@ -55,8 +55,8 @@ __device__ __forceinline__ Ray<P> ray_of(const MarchArguments& in, int64_t index
 
 template <template <class> class Ray, class P>
 __device__ __forceinline__ auto spacing_of(const MarchArguments& in) {
-  if constexpr (HAS_LADDER<Ray, P>)
-    return Ladder<P>{(const P*)in.ladder, in.n_intervals};
+  if constexpr (HAS_EDGES<Ray, P>)
+    return Ladder<P>{(const P*)in.t_edges, in.n_intervals};
   else
     return Steps<P>{P(in.limits.step), P(in.limits.step / 2)};
 }

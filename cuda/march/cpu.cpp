@@ -96,7 +96,7 @@ bool march_one(const MarchArguments& in, const CoarseGrid& coarse, int64_t index
   }
 }
 
-constexpr int CHUNK = 16;  // intervals of a ladder that are tested at once for whether all are in empty blocks
+constexpr int CHUNK = 16;  // intervals of t_edges that are tested at once for whether all are in empty blocks
 
 template <class P>
 bool may_have_samples(const Segment<P>& segment, const CoarseGrid& coarse) {
@@ -116,19 +116,19 @@ bool may_have_samples(const Segment<P>& segment, const CoarseGrid& coarse) {
   return false;
 }
 
-// Calls emit(start, end) for the intervals of the ladder whose middles are in occupied cells, near to far.
+// Calls emit(start, end) for the intervals of t_edges whose middles are in occupied cells, near to far.
 template <class P, class F>
-void march_ladder(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, const F& emit) {
-  const Ladder<P> ladder{(const P*)in.ladder, in.n_intervals};
+void march_edges(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, const F& emit) {
+  const Ladder<P> t_edges{(const P*)in.t_edges, in.n_intervals};
   const LadderRay<P> ray = ladder_ray<P>(in, index);
   if (!ray.marches) return;
-  for (int first = 0; first < ladder.n_intervals; first += CHUNK) {
-    const int stop = std::min(first + CHUNK, ladder.n_intervals);
-    const P a = ladder.middle(ray.jitter, first), b = ladder.middle(ray.jitter, stop - 1);
+  for (int first = 0; first < t_edges.n_intervals; first += CHUNK) {
+    const int stop = std::min(first + CHUNK, t_edges.n_intervals);
+    const P a = t_edges.middle(ray.jitter, first), b = t_edges.middle(ray.jitter, stop - 1);
     if (!may_have_samples(segment(ray, in.grid, a, b), coarse)) continue;
-    P start = ladder.end(ray.jitter, first);
+    P start = t_edges.end(ray.jitter, first);
     for (int k = first; k < stop; ++k) {
-      const P end = ladder.end(ray.jitter, k + 1);
+      const P end = t_edges.end(ray.jitter, k + 1);
       const LadderCell at = ladder_cell(ray, in.grid, (start + end) * P(0.5));
       if (at.valid && in.grid.occupancy[at.index]) emit(start, end);
       start = end;
@@ -139,7 +139,7 @@ void march_ladder(const MarchArguments& in, const CoarseGrid& coarse, int64_t in
 // Calls emit(start, end) for the samples of a ray, near to far; false if the ray has too many intervals.
 template <class P, class F>
 bool march_ray(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, const F& emit) {
-  if (in.ladder) return march_ladder<P>(in, coarse, index, emit), true;
+  if (in.t_edges) return march_edges<P>(in, coarse, index, emit), true;
   const P half = P(in.limits.step / 2);
   return march_one<P>(in, coarse, index, [&](P t) { emit(t - half, t + half); });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp needs to march a ray with a ladder: the same functions as rays.cuh has for intervals of one length.
+// What a warp needs to march a ray with t_edges: the same functions as rays.cuh has for intervals of one length.
 
 #pragma once
 
@@ -12,7 +12,7 @@ constexpr int MAX_LADDER_PROBES = 8;  // of the coarse grid, per chunk; each tak
 
 // A ray in shared memory.
 template <class P>
-struct LadderTileRay : LadderRay<P> {
+struct TileRayExp : LadderRay<P> {
   static constexpr bool inside = true;  // cells are clamped without a branch: chunks can be in flight together
   static constexpr bool too_long = false;
   int n_chunks;
@@ -21,8 +21,8 @@ struct LadderTileRay : LadderRay<P> {
 };
 
 template <class P>
-__device__ __forceinline__ LadderTileRay<P> ladder_tile_ray(const MarchArguments& in, int64_t index) {
-  LadderTileRay<P> ray{ladder_ray<P>(in, index), 0};
+__device__ __forceinline__ TileRayExp<P> ladder_tile_ray(const MarchArguments& in, int64_t index) {
+  TileRayExp<P> ray{ladder_ray<P>(in, index), 0};
   if (ray.marches) ray.n_chunks = (in.n_intervals + CHUNK - 1) / CHUNK;
   return ray;
 }
@@ -39,11 +39,11 @@ __device__ __forceinline__ bool probe(const Segment<P>& segment, const CoarseGri
 
 // Whether an interval of the chunk may be a sample: as many probes, a power of two, as cover all of its middles.
 template <class P>
-__device__ __forceinline__ bool may_have_samples(const LadderTileRay<P>& ray, const MarchGrid& grid,
-                                                 const CoarseGrid& coarse, const Ladder<P>& ladder, int chunk) {
+__device__ __forceinline__ bool may_have_samples(const TileRayExp<P>& ray, const MarchGrid& grid,
+                                                 const CoarseGrid& coarse, const Ladder<P>& t_edges, int chunk) {
   constexpr P RADIUS = P(BLOCK / 2 * 0.999);  // cells that a probe covers
-  const int begin = chunk * CHUNK, end = min(begin + CHUNK, ladder.n_intervals);
-  const P a = ladder.middle(ray.jitter, begin), b = ladder.middle(ray.jitter, end - 1);
+  const int begin = chunk * CHUNK, end = min(begin + CHUNK, t_edges.n_intervals);
+  const P a = t_edges.middle(ray.jitter, begin), b = t_edges.middle(ray.jitter, end - 1);
   const Segment<P> whole = segment(ray, grid, a, b);
   if (whole.reach <= RADIUS) return probe(whole, coarse);
   if (!(whole.reach <= RADIUS * MAX_LADDER_PROBES)) return true;
@@ -54,17 +54,17 @@ __device__ __forceinline__ bool may_have_samples(const LadderTileRay<P>& ray, co
 #pragma unroll 1
   for (int first = begin; first < end && !any; first += intervals) {
     const int last = min(first + intervals, end) - 1;
-    const Segment<P> part = segment(ray, grid, ladder.middle(ray.jitter, first), ladder.middle(ray.jitter, last));
+    const Segment<P> part = segment(ray, grid, t_edges.middle(ray.jitter, first), t_edges.middle(ray.jitter, last));
     any = !(part.reach <= RADIUS) || probe(part, coarse);
   }
   return any;
 }
 
 template <bool INSIDE, class P>
-__device__ __forceinline__ Interval interval(const LadderTileRay<P>& ray, const MarchGrid& grid,
-                                             const Ladder<P>& ladder, P k) {
-  if (!(k < P(ladder.n_intervals))) return {0, false};
-  const LadderCell at = ladder_cell(ray, grid, ladder.middle(ray.jitter, int(k)));
+__device__ __forceinline__ Interval interval(const TileRayExp<P>& ray, const MarchGrid& grid, const Ladder<P>& t_edges,
+                                             P k) {
+  if (!(k < P(t_edges.n_intervals))) return {0, false};
+  const LadderCell at = ladder_cell(ray, grid, t_edges.middle(ray.jitter, int(k)));
   return {at.index, at.valid};
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One ray through unbounded space: intervals from a ladder of distances, looked up in a cube of contracted positions.
+// One ray through unbounded space: intervals between distances, t_edges, looked up in a cube of contracted positions.
 // The definition in nerfkit/ops/march.py does the same operations in the same order, so that all give the same bits.
 
 #pragma once

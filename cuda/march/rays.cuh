@@ -35,7 +35,7 @@ struct alignas(16) TileRay {
   __device__ P head() const { return start; }
 };
 
-// Intervals of one length. Ladder of ladder.h is the other kind of spacing, LadderTileRay of ladder.cuh its ray.
+// Intervals of one length. Ladder of ladder.h is the other kind of spacing, TileRayExp of ladder.cuh its ray.
 template <class P>
 struct Steps {
   P step, half;

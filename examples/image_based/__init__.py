@@ -62,7 +62,7 @@ class ImageBased(nerfkit.Renderer):
         self.corrects = True  # in this step of a training
         self.register_buffer("encoded", None, persistent=False)  # features, while no parameter changes
 
-    def observe_images(self, cameras, images):
+    def set_source_images(self, cameras, images):
         """The trainer calls this before training."""
         self.sources.fill(cameras, images)
 

@@ -50,7 +50,7 @@ class Sources(nn.Module):
         """[V, 4, S, S] in [0, 1], colors times alpha."""
         if self.view[0] < 0:
             raise nerfkit.UserError(
-                "the model image_based has no images: train it, load a run of it, or call its observe_images first"
+                "the model image_based has no images: train it, load a run of it, or call its set_source_images first"
             )
         return self.images / 255
 

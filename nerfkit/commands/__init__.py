@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nerfkit.errors import UserError
-from nerfkit.reading import did_you_mean, harmless, shown, typed
+from nerfkit.safe_io import did_you_mean, harmless, printable, shell_join
 from nerfkit.threads import limit_threads
 from nerfkit.version import __version__
 
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     print(usage(), file=sys.stderr)
     if first:
-        print(f"\nerror: there is no command {shown(first)!r}{did_you_mean(first, OPTIONS)}", file=sys.stderr)
+        print(f"\nerror: there is no command {printable(first)!r}{did_you_mean(first, OPTIONS)}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -79,7 +79,7 @@ def status_among_processes(command: Callable[..., int | None]) -> int:
         return status_of(command)
 
     def failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
-        messages.update(processes.tell(message))
+        messages.update(processes.exchange_errors(message))
         if messages.get(0) != message or processes.is_first:  # what all have to say is said once
             _failed(message, status, f"{prefix}process {processes.rank} of {processes.size}: ")
         return status
@@ -98,12 +98,14 @@ def status_among_processes(command: Callable[..., int | None]) -> int:
     return processes.end(status)
 
 
-def as_typed(command: str, *words: object) -> str:
+def command_line(command: str, *words: object) -> str:
     """What to type for `command` with these words, in the form that started this process."""
     started = os.path.basename(sys.argv[0])
     if started == "__main__.py":
-        return typed("python", "-m", "nerfkit", command, *words)
-    return typed(*(("python", f"scripts/{command}.py") if started.endswith(".py") else ("nerfkit", command)), *words)
+        return shell_join("python", "-m", "nerfkit", command, *words)
+    return shell_join(
+        *(("python", f"scripts/{command}.py") if started.endswith(".py") else ("nerfkit", command)), *words
+    )
 
 
 def in_utf8() -> None:
@@ -136,14 +138,17 @@ def status_of(command: Callable[[], int | None], failed: Callable[..., int] | No
     except OSError as error:
         if error.filename is None and error.errno is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else flushing would fail again at exit
-        return failed(f"{shown(error.filename or 'standard output')}: {error.strerror or error}")
+        return failed(f"{printable(error.filename or 'standard output')}: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
         from nerfkit.device import out_of_memory
 
         if not isinstance(error, MemoryError) and not out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:300]
-        return failed(f"memory ran out ({reason}); lower trainer.samples or model.log2_table, raise data.downscale")
+        return failed(
+            f"memory ran out ({reason}); lower trainer.samples_per_step or model.log2_hashmap_size, raise "
+            "data.downscale"
+        )
 
 
 def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:

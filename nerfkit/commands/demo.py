@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from nerfkit.commands import as_typed, render, summary, train
+from nerfkit.commands import command_line, render, summary, train
 from nerfkit.commands.options import DemoOptions, SummaryOptions, parse
 from nerfkit.config.files import shipped
 from nerfkit.viewer.page import INSTALL
@@ -22,10 +22,10 @@ def main(options: DemoOptions) -> int:
     scene = [str(shipped("data/demo")), "--config", "demo", *device, *steps[: 2 * bool(options.steps)]]
     if status := train.main(parse("train", [*scene, "--out", out])):
         return status
-    orbit = ["--path", "orbit", "--frames", str(options.frames), "--size", str(SIZE), str(SIZE)]
+    orbit = ["--cameras", "orbit", "--frames", str(options.frames), "--size", str(SIZE), str(SIZE)]
     render.main(parse("render", [out, *orbit, *device]))
     summary.main(SummaryOptions(Path(out)))
     install = "" if find_spec("viser") else f"   (first: {INSTALL})"
-    print(f"\nto look around in a browser:  {as_typed('view', out)}{install}")
-    print(f"with photos of your own:      {as_typed('inspect', 'FOLDER')}")
+    print(f"\nto look around in a browser:  {command_line('view', out)}{install}")
+    print(f"with photos of your own:      {command_line('inspect', 'FOLDER')}")
     return 0

@@ -19,7 +19,7 @@ EXTRAS = (  # name, a module that it brings, what it is for
     ("viewer", "viser", "the viewer"),
     ("export", "skimage", "meshes"),
     ("export", "OpenEXR", "EXR images"),
-    ("photos", "pycolmap", "poses of photographs"),
+    ("photos", "pycolmap", "poses of photos"),
     ("tensorboard", "tensorboard", "TensorBoard"),
 )
 
@@ -115,8 +115,8 @@ def _trains(device: str) -> str | None:
     from nerfkit.model.renderer import Renderer
 
     config = Config()
-    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 32
-    config.sampling.occupancy_resolution, config.sampling.step = 8, 0.1
+    config.model.levels, config.model.log2_hashmap_size, config.model.max_resolution = 2, 10, 32
+    config.sampling.occupancy_resolution, config.sampling.step_size = 8, 0.1
     try:
         renderer = Renderer(config).to(device)
         rays = Rays(torch.zeros(4, 3, device=device), torch.eye(3, device=device)[[0, 1, 2, 0]])

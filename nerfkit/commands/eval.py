@@ -12,32 +12,32 @@ from os.path import exists
 from pathlib import Path
 from typing import Any
 
-from nerfkit.commands import as_typed
+from nerfkit.commands import command_line
 from nerfkit.commands.options import EvalOptions
 from nerfkit.config import Config
 from nerfkit.data.load import format_elsewhere, scene_of
 from nerfkit.data.scene import Scene
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError, SceneError
-from nerfkit.parallel import ALONE, Processes
+from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run.files import in_one_line, score_name, scores_file
-from nerfkit.training.run.folder import RunFolder, describe, run_frame, scene_differences
+from nerfkit.training.run.folder import RunFolder, describe, run_transform, scene_differences
 from nerfkit.training.run.load import load_run
 
 
-def main(options: EvalOptions, processes: Processes = ALONE) -> int:
+def main(options: EvalOptions, processes: Processes = SINGLE_PROCESS) -> int:
     device = processes.join(options.device)
-    folder = processes.in_turn(lambda: RunFolder.existing(options.run))
+    folder = processes.rank0_first(lambda: RunFolder.existing(options.run))
     if processes.is_first:
         folder.lock()  # a training there would replace the scores, or these its own
     run = load_run(options.run, device, options.module, options.ops)
     config = run.config
     config.eval.split = options.split or config.eval.split
-    if options.comparisons is not None:
-        config.eval.comparisons = options.comparisons
+    if options.comparison_images is not None:
+        config.eval.comparison_images = options.comparison_images
     config.eval.lpips = config.eval.lpips if options.lpips is None else options.lpips
-    scene = find_scene(options.data, config, run_frame(folder.path))
+    scene = find_scene(options.data, config, run_transform(folder.path))
     if (split := config.eval.split) not in scene.views:
         known = " or ".join(scene.views)
         raise SceneError(f"{scene.name} has no {split} views with images; score others with --split {known}")
@@ -58,14 +58,14 @@ def where_compared(metrics: dict[str, Any], run: Path, split: str, other_scene: 
     """A line on where `evaluate` put the images of truth, render and error, and what gives those of all views."""
     n, n_views = metrics["comparisons"], metrics["n_views"]
     saved = f"{n} of them beside their truth: {run / score_name(split, other_scene)}" if n else "no image is saved"
-    return saved if n == n_views else f"{saved}; all with --comparisons -1 of {as_typed('eval')}"
+    return saved if n == n_views else f"{saved}; all with --comparison_images -1 of {command_line('eval')}"
 
 
-def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
+def find_scene(data: str, config: Config, transform: SceneTransform | None) -> Scene:
     """The scene in folder `data`, or where the run had it, in the run's frame."""
     if not data and not exists(config.data.path):
         raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
     if data:
         format = format_elsewhere(data, config.data.format)
-        config = replace(config, data=replace(config.data, path=data, format=format, sfm=""))
-    return scene_of(config, frame)
+        config = replace(config, data=replace(config.data, path=data, format=format, sfm_dir=""))
+    return scene_of(config, transform)

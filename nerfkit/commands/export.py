@@ -24,15 +24,15 @@ from nerfkit.commands.options import (
 )
 from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
-from nerfkit.data.scene_transform.frame import Frame, corner_text
+from nerfkit.data.scene_transform.transform import SceneTransform, corner_text
 from nerfkit.errors import UserError
 from nerfkit.export import cameras, fields, images, mesh, points
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
 from nerfkit.export.writing import EmptyError, Output, OutputFolder, Work
-from nerfkit.reading import chosen
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stems
+from nerfkit.safe_io import chosen
 from nerfkit.training.run.load import Run, load_run
 
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
@@ -48,9 +48,9 @@ def main(options: ExportOptions) -> int:
     return 0
 
 
-def target_frame(run: Run, options: ExportOptions) -> Frame | None:
+def target_transform(run: Run, options: ExportOptions) -> SceneTransform | None:
     """The frame whose inverse leads to the wanted coordinates; None where these are the model's."""
-    return run.frame if options.frame == "files" else None
+    return run.transform if options.frame == "files" else None
 
 
 def opened(
@@ -60,9 +60,9 @@ def opened(
     output = Output(run.folder, options.out, name, formats, known)
     output.check(options.overwrite)
     if options.crop is None:
-        cut = active_crop(run.folder, run.frame)
+        cut = active_crop(run.folder, run.transform)
     else:
-        cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.frame)
+        cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
     if cut is None and run.config.sampling.kind == "contracted":
         print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
     return output, cut
@@ -70,7 +70,7 @@ def opened(
 
 def about(run: Run, options: ExportOptions, cut: Crop | None, **more: Any) -> dict[str, Any]:
     """What the JSON beside an output says; `cut` is the crop it was made with, whatever the run's is now."""
-    matrix = np.eye(4) if run.frame is None else run.frame.matrix()
+    matrix = np.eye(4) if run.transform is None else run.transform.matrix()
     given = dataclasses.asdict(options) | {"run": str(options.run)}
     return {
         "frame": options.frame,
@@ -89,9 +89,9 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
 
 def where(run: Run, options: GeometryOptions) -> str:
     """Advice for a crop in which nothing is."""
-    frame = target_frame(run, options)
+    transform = target_transform(run, options)
     eyes = run.cameras("train").positions.double().cpu().numpy()
-    eyes = eyes if frame is None else frame.to_input(eyes)
+    eyes = eyes if transform is None else transform.to_input(eyes)
     return (
         "change --crop, or delete the run's crop.json. The training cameras are within "
         f"{corner_text(np.stack([eyes.min(axis=0), eyes.max(axis=0)]))}, in the coordinates of --frame {options.frame}"
@@ -102,7 +102,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
     formats = chosen("--formats", options.formats, mesh.FORMATS)
     output, cut = opened(run, options, "mesh", formats, mesh.FORMATS)
-    grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
+    grid = Grid.over(domain(run.model, run.config, cut, run.transform), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
     image_of = ImageRenderer(run.model, run.background)
@@ -127,9 +127,9 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         counts = {"vertices": len(shape.vertices), "faces": len(shape.faces)}
         counts |= {"small_parts": n_small, "unseen_faces": n_unseen}
-        frame = target_frame(run, options)
-        unit = 1.0 if frame is None else frame.distance_to_input(1.0)
-        moved = shape.in_files(frame)
+        transform = target_transform(run, options)
+        unit = 1.0 if transform is None else transform.distance_to_input(1.0)
+        moved = shape.in_files(transform)
         content = {format: mesh.mesh_bytes(moved, format) for format in output.formats}
         thresholds = {
             "cell": grid.cell * unit,
@@ -146,13 +146,13 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     name = "splats" if isinstance(options, SplatsOptions) else "points"
     output, cut = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
-    box, frame = domain(run.model, run.config, cut, run.frame), target_frame(run, options)
+    box, transform = domain(run.model, run.config, cut, run.transform), target_transform(run, options)
     if name == "splats":
-        points.check_single(box if frame is None else frame.to_input(box))  # before a minute's work
+        points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
     with Work(output.file("ply"), key(run, kind="points")) as work:
         views = Views(image_of, run.cameras("train"), work, 0.0, run.device)
         views.render()
-        cloud = points.gather(views, box, cut, options.count).in_files(frame)
+        cloud = points.gather(views, box, cut, options.count).in_files(transform)
         counts = {name: len(cloud)}
         if name == "splats":
             content = points.splat_bytes(cloud, options.sh_degree)
@@ -169,8 +169,8 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
     for split in splits:
         run.cameras(split)  # raises RunError if there is none
-    of_run = cameras.capture_of(run, splits, target_frame(run, options))
-    capture, folder, note = cameras.with_files(of_run, run, options.frame == "files" or run.frame is None)
+    from_run = cameras.capture_of(run, splits, target_transform(run, options))
+    capture, folder, note = cameras.with_files(from_run, run, options.frame == "files" or run.transform is None)
     print(f"note: {note}")
     refused = cameras.refusals(capture)
     if asked := [format for format in formats if format in refused]:  # before anything is replaced
@@ -185,7 +185,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
             raise UserError("no format holds these cameras; the reasons are above")
     if "path" in formats and (loss := cameras.path_loss(capture)):
         print(f"note: {loss}")
-    names = cameras.write(capture, formats, output, of_run)
+    names = cameras.write(capture, formats, output, from_run)
     counts = {"cameras": len(capture.images), "points": 0 if capture.points is None else len(capture.points.positions)}
     of_images = None if folder is None else path_from(output.path, folder, "")
     output.finish(about(run, options, None, counts=counts, files=names, images=of_images, note=note))
@@ -209,7 +209,9 @@ def export_depth(run: Run, options: DepthOptions) -> None:
         if all(output.folder.owns(file) for file in files.values()):
             continue
         rendered = image_of(on_device, view, ("rgb", "depth", "median_depth", "opacity", "normal"))
-        arrays = images.in_files({name: value.numpy() for name, value in rendered.items()}, target_frame(run, options))
+        arrays = images.in_files(
+            {name: value.numpy() for name, value in rendered.items()}, target_transform(run, options)
+        )
         for format, file in files.items():
             output.folder.write(file, images.image_bytes(arrays, format, depth))
     listed = [image.name for image in names]

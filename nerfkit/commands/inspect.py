@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from nerfkit.commands import as_typed
+from nerfkit.commands import command_line
 from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
-from nerfkit.data.assemble import CUT_OUT, doubts_of_cut_out, fitted_lens, scene_frame, split_names, turned_for
+from nerfkit.data.assemble import CUT_OUT, choose_transform, cut_out_diagnostics, fitted_lens, split_names, turned_for
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
@@ -27,21 +27,21 @@ from nerfkit.data.images.pixels import MaskKind, look_into, read_mask
 from nerfkit.data.judging import Judged, judge
 from nerfkit.data.load import load_capture, look_at
 from nerfkit.data.readers.folders import beside
-from nerfkit.data.scene import in_words
-from nerfkit.data.scene_transform.doubts import doubts_of_masks, doubts_of_pictures, outlines_an_object
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene import format_sizes
+from nerfkit.data.scene_transform.diagnostics import mask_diagnostics, outlines_an_object, pixel_diagnostics
 from nerfkit.data.scene_transform.rig import evenly, half_tangents
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import plan, root_of
 from nerfkit.data.sfm.mapping import INSTALL
 from nerfkit.data.verdict import sentences
 from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
-from nerfkit.reading import first_of, shown
+from nerfkit.safe_io import first_of, printable
 from nerfkit.threads import cores
 from nerfkit.training.forecast import forecast
 
 PAGE, DRAWING = "inspect.txt", "inspect.png"
-PICTURES = 8  # evenly spaced, whose pixels are looked at
+SAMPLED_IMAGES = 8  # evenly spaced, whose pixels are looked at
 MAX_THREADS = 16
 READY, DOUBTED, REFUSED = "Ready to train.", "Training works, but look at this first:", "Mend this, or training stops:"
 UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
@@ -61,9 +61,9 @@ def main(options: InspectOptions) -> int:
     if folder is not None:
         folder.check_free()  # fails, if it does, before anything is read
     source, formats = look_at(data.path, data.format)
-    if not (formats or data.sfm or (root_of(source) / "sparse").exists()):
+    if not (formats or data.sfm_dir or (root_of(source) / "sparse").exists()):
         return without_poses(source, data)
-    inspection = examine(load_capture(data.path, data.format, data.sfm), data)
+    inspection = examine(load_capture(data.path, data.format, data.sfm_dir), data)
     command: list[str] = []
     if not inspection.refused:
         try:
@@ -81,19 +81,19 @@ def main(options: InspectOptions) -> int:
 
 
 def without_poses(source: Path, data: DataConfig) -> int:
-    """Print what training would do with photographs or a video; nothing is written."""
+    """Print what training would do with photos or a video; nothing is written."""
     what, seconds = plan(source, print)
     limit = Config().resolved().trainer.max_seconds
     print(
-        f"{shown(source)}: {what}, without camera poses.\n"
+        f"{printable(source)}: {what}, without camera poses.\n"
         f"Training would find the poses first, in about {duration(seconds)} on this machine, keep them in "
-        f"{shown(root_of(source))}, and then train{f' for {duration(limit)} at most' if limit else ''}.\n"
+        f"{printable(root_of(source))}, and then train{f' for {duration(limit)} at most' if limit else ''}.\n"
     )
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
     for command, what in (("inspect", "finds the poses, keeps them in DIR, and looks at them"), ("train", "uses them")):
-        print(f"  {as_typed(command, *as_options(data), '--data.sfm', 'DIR')}\n  {what}")
+        print(f"  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}\n  {what}")
     return 0
 
 
@@ -101,9 +101,9 @@ def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
     """The command that trains, and how long it will take."""
     names, n_test = set(inspection.splits["train"]), len(inspection.splits.get("test", ()))
     images = [image for image in inspection.trained if image.name in names]
-    downscale, seconds, device = forecast(inspection.frame, data, images, n_test)
+    downscale, seconds, device = forecast(inspection.transform, data, images, n_test)
     return [
-        f"  {as_typed('train', *as_options(replace(data, downscale=downscale)))}",
+        f"  {command_line('train', *as_options(replace(data, downscale=downscale)))}",
         f"  takes about {duration(seconds)} on this machine ({device})",
     ]
 
@@ -127,7 +127,7 @@ def duration(seconds: float) -> str:
 
 def examine(capture: Capture, data: DataConfig) -> Inspection:
     """What is found of a capture."""
-    cutout = data.masks == "cutout"
+    alpha_masks = data.masks == "alpha"
     candidates = [image for image in capture.images if image.found is not None]
 
     def on_disk(image: PosedImage, problem: str) -> OnDisk:
@@ -137,16 +137,16 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
             return OnDisk(0, 0, problem=problem)
         try:
             lens = fitted_lens(image, header, data.downscale)
-            if image.mask is not None and not cutout:
+            if image.mask is not None and not alpha_masks:
                 mask = read_mask(image.mask, (header.width, header.height), judged.masks) == capture.white_ignores
                 ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
         except SceneError as error:
             return OnDisk(0, 0, problem=str(error))
-        has_alpha = header.has_alpha or (cutout and image.mask is not None)
+        has_alpha = header.has_alpha or (alpha_masks and image.mask is not None)
         return OnDisk(lens.width, lens.height, has_alpha, ignored, outlines_object, problem)
 
     with ThreadPoolExecutor(min(cores(), MAX_THREADS)) as pool:
-        sampled = set(evenly(len(candidates), PICTURES))
+        sampled = set(evenly(len(candidates), SAMPLED_IMAGES))
         is_sampled = [index in sampled for index in range(len(candidates))]
         looks = pool.map(look_into, [image.found for image in candidates], is_sampled)
         looks = list(tqdm(looks, "images", len(candidates), unit="image", leave=False))
@@ -155,11 +155,11 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
         refused = []
         try:
-            judged = judge(capture, headers, training, cutout)
+            judged = judge(capture, headers, training, alpha_masks)
         except SceneError as error:  # the rest is looked at all the same
-            refused, judged = [str(error)], Judged(headers, MaskKind(), {}, cutout, ())
+            refused, judged = [str(error)], Judged(headers, MaskKind(), {}, alpha_masks, ())
         files = list(pool.map(on_disk, candidates, [problem for _, problem, _ in looks]))
-    pictures = [
+    samples = [
         pixels.reshape(-1, 4)
         for image, (header, _, pixels) in zip(candidates, looks, strict=True)
         if pixels is not None and header.bits == judged.headers[image.name].bits
@@ -167,23 +167,23 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
     there = [image for image, file in zip(candidates, files, strict=True) if file.width]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    frame = scene_frame(capture, splits.get("train", []), judged, data.box)
+    transform = choose_transform(capture, splits.get("train", []), judged, data.box)
     broken = [(image, file.problem) for image, file in zip(candidates, files, strict=True) if file.problem]
     refused += [problem for _, problem in broken[:MAX_NAMES]]
-    if others := [shown(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
+    if others := [printable(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
         refused.append(f"and {len(others)} more images that cannot be used: {', '.join(others)}")
-    doubts = [] if refused else doubts_of_pictures(pictures, data.background or "white")
+    diagnostics = [] if refused else pixel_diagnostics(samples, data.background or "white")
     notes = []
-    if cutout:
+    if alpha_masks:
         notes.append(CUT_OUT)
-        refused += doubts_of_cut_out(there, judged.headers)
+        refused += cut_out_diagnostics(there, judged.headers)
     if data.downscale != 1:
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
-    frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
+    transform = replace(transform, notes=(*transform.notes, *as_warnings(diagnostics)))
     capture = replace(capture, notes=notes_of(*capture.notes, *judged.notes, *notes))
     remaining = iter(files)
     found = [next(remaining) if image.found is not None else None for image in capture.images]
-    return Inspection(capture, frame, found, splits, rule, refused)
+    return Inspection(capture, transform, found, splits, rule, refused)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Inspection:
     """A capture, and what was found of its files."""
 
     capture: Capture
-    frame: Frame
+    transform: SceneTransform
     found: Sequence[OnDisk | None]  # of each image of the capture, none without a file
     splits: dict[str, list[str]]  # names of images that exist
     rule: str  # by which they were chosen
@@ -233,7 +233,7 @@ class Inspection:
     def verdict(self) -> list[str]:
         """What the scene is, whether it is ready, and what to mend, as lines."""
         counts = {split: len(names) for split, names in self.splits.items()}
-        about = sentences(self.capture, [image.lens for image in self.trained], counts, self.frame.kind)
+        about = sentences(self.capture, [image.lens for image in self.trained], counts, self.transform.kind)
         problems = self.problems()
         verdict = REFUSED if self.refused else DOUBTED if problems else READY
         return [*about, verdict, *(f"- {problem}" for problem in problems)]
@@ -243,16 +243,16 @@ class Inspection:
         capture = self.capture
         sections = {
             "capture": [
-                f"{shown(capture.name)}, read as {shown(capture.format)}",
-                *(shown(str(note)) for note in capture.notes),
+                f"{printable(capture.name)}, read as {printable(capture.format)}",
+                *(printable(str(note)) for note in capture.notes),
             ],
             "images": self._images(),
             "lenses": _lenses([image.lens for image, _ in self.there]),
             "split": [
-                shown(self.rule),
-                *(f"{shown(name)}: {len(names)} ({first_of(names)})" for name, names in self.splits.items()),
+                printable(self.rule),
+                *(f"{printable(name)}: {len(names)} ({first_of(names)})" for name, names in self.splits.items()),
             ],
-            "frame": texts(self.frame.notes, "info"),
+            "transform": texts(self.transform.notes, "info"),
             "memory": [self._memory()],
         }
         lines = [(name * (k == 0), line) for name, lines in sections.items() for k, line in enumerate(lines)]
@@ -260,7 +260,7 @@ class Inspection:
 
     def drawing(self) -> bytes:
         """A PNG of the cameras whose images exist."""
-        return draw(replace(self.capture, images=[image for image, _ in self.there]), self.frame, self.splits)
+        return draw(replace(self.capture, images=[image for image, _ in self.there]), self.transform, self.splits)
 
     @property
     def refused(self) -> list[str]:
@@ -275,12 +275,12 @@ class Inspection:
         problems = [*self.refused, *texts(self.capture.notes, "warning")]
         if 0 < 2 * len(self.missing) <= len(self.found):
             problems.append(f"{self._gone()}: they are left out; take them from the file, or bring them back")
-        problems += self.frame.warnings()
+        problems += self.transform.warnings()
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
             problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
         n_outlines = sum(file.outlines_object for _, file in self.there)
-        problems += doubts_of_masks(self.ignored, n_outlines, self.capture.white_ignores)
+        problems += mask_diagnostics(self.ignored, n_outlines, self.capture.white_ignores)
         if 0 < (train := len(self.splits.get("train", []))) < FEW_IMAGES:
             problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
         alpha = sum(file.has_alpha for _, file in self.there)
@@ -298,7 +298,7 @@ class Inspection:
         if n_broken := len(self.found) - n_missing - len(files):
             lines.append(f"that cannot be used, or their masks: {n_broken}")
         if files:
-            lines.append(f"sizes: {in_words([(file.width, file.height) for file in files])}")
+            lines.append(f"sizes: {format_sizes([(file.width, file.height) for file in files])}")
         lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")
         if self.ignored:
             color = "white" if self.capture.white_ignores else "black"
@@ -319,17 +319,17 @@ class Inspection:
         )
 
 
-def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
+def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str]]) -> bytes:
     """A PNG: cameras, points and box in the model's frame from three sides."""
     figure = Figure(figsize=(15, 6), layout="constrained")  # not pyplot's
     images = [capture.images[k] for k in evenly(len(capture.images), MAX_CAMERAS)]
-    poses = frame.to_model(np.array([image.camera_to_world for image in images]).reshape(-1, 3, 4))
+    poses = transform.to_model(np.array([image.camera_to_world for image in images]).reshape(-1, 3, 4))
     low, high = _limits(poses[:, :, 3])
     ahead = -0.12 * (high - low).max() * poses[:, :, 2]  # [C, 3] model units
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(image.name, "in no split") for image in images])
     points = np.zeros((0, 3)) if capture.points is None else capture.points.positions
-    points = frame.to_model(points[evenly(len(points), MAX_POINTS)])
+    points = transform.to_model(points[evenly(len(points), MAX_POINTS)])
     for axes, (across, upward, title) in zip(figure.subplots(1, 3), SIDES, strict=True):
         axis = [across, upward]
         if len(points):
@@ -339,12 +339,12 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
             drawn = axes.quiver(*arrows, angles="xy", scale_units="xy", scale=1, width=0.005, zorder=2)
             drawn.set(color=COLORS.get(label, "tab:gray"), label=f"{_plain(label)} ({(labels == label).sum()})")
             axes.plot(*arrows[:2], "o", color=COLORS.get(label, "tab:gray"), markersize=5, zorder=2)
-        box = frame.box[[0, 1, 1, 0, 0], across], frame.box[[0, 0, 1, 1, 0], upward]
+        box = transform.box[[0, 1, 1, 0, 0], across], transform.box[[0, 0, 1, 1, 0], upward]
         inset = axes.inset_axes((0.72, 0.72, 0.28, 0.28), xticks=(), yticks=(), aspect="equal", zorder=5)
         inset.plot(*poses[:, axis, 3].T, ".", color=COLORS["train"], markersize=2)
         for place in (axes, inset):
             place.plot(*box, "k--", linewidth=1, label="box", zorder=3)
-        center, end = np.zeros(2), 0.3 * (high - low).max() * frame.up[axis]  # seen from its end, a dot
+        center, end = np.zeros(2), 0.3 * (high - low).max() * transform.up[axis]  # seen from its end, a dot
         style = {"color": "tab:red", "linewidth": 2, "marker": "o", "markersize": 4, "markevery": [0]}
         axes.plot(*zip(center, end, strict=True), **style, label="center, up", zorder=4)
         axes.set(xlabel="xyz"[across], ylabel="xyz"[upward], title=title, aspect="equal")
@@ -355,8 +355,8 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]]) -> bytes:
     for handle in legend.legend_handles:
         handle.set_linewidth(2.5)
     figure.suptitle(
-        f"{_plain(capture.name)}: {frame.kind}, {len(images)} of {len(capture.images)} cameras with images; "
-        f"1 model unit = {1 / frame.scale:.4g} input units"
+        f"{_plain(capture.name)}: {transform.kind}, {len(images)} of {len(capture.images)} cameras with images; "
+        f"1 model unit = {1 / transform.scale:.4g} input units"
     )
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=100)
@@ -397,4 +397,4 @@ def _megabytes(n_bytes: int) -> str:
 
 def _plain(text: str) -> str:
     """ASCII text for matplotlib, which would read $ as the start of a formula."""
-    return shown(text, 80).encode("ascii", "replace").decode().replace("$", r"\$")
+    return printable(text, 80).encode("ascii", "replace").decode().replace("$", r"\$")

@@ -19,7 +19,7 @@ from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
-from nerfkit.reading import shown, typed
+from nerfkit.safe_io import printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
@@ -35,7 +35,7 @@ Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]")]
 class TrainOptions(Config):
     """Train a radiance field. A later --config overrides an earlier one, the command line overrides both."""
 
-    scene: Scene = ""  # folder of the scene, or of photographs, or a video; the same as --data.path
+    scene: Scene = ""  # folder of the scene, or of photos, or a video; the same as --data.path
     config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
     resume: str = ""  # run folder to go on with
     overwrite: Switch = False  # replace a run that the run folder holds already
@@ -65,17 +65,17 @@ class RunOptions:
 class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
-    path: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
+    cameras: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
     frames: ranged(int | None, 1, 100_000) = None  # of orbit, spiral and interpolate; 60, or 4 a view, if left out
     size: ranged(tuple[int, int] | None, 1, 2**16) = (
         None  # width and height; the vertical angle stays, and pixels their shape; else as trained
     )
     fps: integer(1, 1000) = 20  # frames per second of the video
     outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
-    out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
+    out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<cameras> if empty
     crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it
-    resume: bool = False  # keep frames of this path and size that are there already
-    overwrite: bool = False  # remove frames of another path, size or crop of this checkpoint that are there
+    resume: bool = False  # keep frames of these cameras and this size that are there already
+    overwrite: bool = False  # remove frames of other cameras, size or crop of this checkpoint that are there
 
 
 @dataclass
@@ -92,7 +92,7 @@ class EvalOptions(RunOptions):
 
     split: str = ""  # views to evaluate on; the run's own choice if empty
     data: str = ""  # folder of the scene, if it has moved, or of another scene
-    comparisons: ranged(int | None, -1, 10**6) = None  # views that are saved as images; -1: all; as the run if left out
+    comparison_images: ranged(int | None, -1, 10**6) = None  # views saved as images; -1: all; as the run if left out
     lpips: str | None = None  # file of torchvision's weights of VGG-16, by which LPIPS compares; as the run if left out
 
 
@@ -100,7 +100,7 @@ class EvalOptions(RunOptions):
 class InspectOptions:
     """Print, without training, what is found in a folder and what to mend; exit status 0 if ready to train, else 1."""
 
-    scene: Scene = ""  # folder of the scene, or of photographs, or a video; the same as --data.path
+    scene: Scene = ""  # folder of the scene, or of photos, or a video; the same as --data.path
     verbose: Verbose = False  # print all numbers
     out: str = ""  # folder for the page and a drawing of the cameras: new, empty or of an earlier one; none if empty
     data: DataConfig = field(default_factory=DataConfig)
@@ -184,7 +184,7 @@ class SummaryOptions:
 
 @dataclass
 class ReportOptions(SummaryOptions):
-    """Write RUN/report.html: one page of a run's scores, pictures, curves and decisions, and how to repeat it."""
+    """Write RUN/report.html: one page of a run's scores, images, curves and decisions, and how to repeat it."""
 
 
 @dataclass
@@ -254,7 +254,7 @@ def take_scene(options: Any, path: str | None) -> None:
     scene = options.scene
     if scene and path is not None and os.path.realpath(path) != os.path.realpath(scene):
         raise ConfigError(
-            f"the scene is given twice, {shown(scene)} and --data.path {shown(path)}; leave out one of them"
+            f"the scene is given twice, {printable(scene)} and --data.path {printable(path)}; leave out one of them"
         )
     options.data.path = scene or options.data.path
 
@@ -311,9 +311,9 @@ def hints(command: str, arguments: list[str]) -> list[str]:
         elif option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
             found.append("--size takes a width and a height: --size 640 360")
         elif option == "--outputs" and len(values) > 1:
-            found.append(f"--outputs takes names with commas between: --outputs {typed(','.join(values))}")
+            found.append(f"--outputs takes names with commas between: --outputs {shell_join(','.join(values))}")
         elif command == "train" and option in ("--viewer", "--overwrite") and values and values[0] not in BOOLEANS:
-            found.append(f"the scene comes first: nerfkit train {typed(values[0])} {option}")
+            found.append(f"the scene comes first: nerfkit train {shell_join(values[0])} {option}")
     return found
 
 

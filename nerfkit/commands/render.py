@@ -20,16 +20,16 @@ from nerfkit.errors import RunError, UserError
 from nerfkit.export.images import in_files
 from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
-from nerfkit.parallel import ALONE, Processes
-from nerfkit.reading import chosen, did_you_mean
+from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import color_bar, file_stems, npz_bytes, png_bytes, preview, probe_video, video_bytes
+from nerfkit.safe_io import chosen, did_you_mean
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 
 PATH_FILE = "path.json"  # in the frame of the scene's files
-LEGEND = "legend_"  # in a picture of its own: those of depths are read by programs, too
+LEGEND = "legend_"  # in an image of its own: those of depths are read by programs, too
 FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views
 BYTES_PER_PIXEL = {  # of values, previews and files in memory
     "rgb": 24, "depth": 40, "median_depth": 40, "opacity": 24, "normal": 48,
@@ -43,23 +43,23 @@ FILES = {
 }
 
 
-def main(options: RenderOptions, processes: Processes = ALONE) -> int:
+def main(options: RenderOptions, processes: Processes = SINGLE_PROCESS) -> int:
     outputs = chosen("--outputs", options.outputs, FILES)
     run = load_run(options.run, processes.join(options.device), options.module, options.ops)
     cameras = choose_cameras(options, run)
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
-    crop = active_crop(options.run, run.frame) if options.crop == "run" else None
+    crop = active_crop(options.run, run.transform) if options.crop == "run" else None
     stems = [f"{frame:04d}" for frame in range(len(cameras))]
-    if options.path in run.scene.splits:
-        stems = file_stems(run.scene.names(options.path))
-    path = to_json(paths.in_files_frame(cameras, run.frame), stems)
+    if options.cameras in run.scene.splits:
+        stems = file_stems(run.scene.names(options.cameras))
+    path = to_json(paths.in_files_world(cameras, run.transform), stems)
     path |= {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
     path |= {"crop": json.loads(crop.to_json())} if crop is not None else {}
     kinds = [name for output in outputs for name in FILES[output]]
     frames = {name: [f"{stem}.png" if name == "rgb" else f"{name}_{stem}.png" for stem in stems] for name in kinds}
-    folder = processes.in_turn(lambda: open_folder(options, json.dumps(path), frames, processes))
+    folder = processes.rank0_first(lambda: open_folder(options, json.dumps(path), frames, processes))
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
@@ -72,7 +72,7 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
         if processes.is_first:
             print(f"\nwhat is done is in {folder.path}; the same command with --resume goes on")
         raise
-    processes.wait()
+    processes.barrier()
     print(f"{len(cameras)} frames: {folder.path}")
     if not no_video and processes.is_first:
         for name, files in frames.items():
@@ -82,22 +82,22 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
 
 
 def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
-    """Cameras of --path in the size of --size; sets options.path to what `auto` means for the run."""
+    """Cameras of --cameras in the size of --size; sets options.cameras to what `auto` means for the run."""
     like, n_frames, splits = run.cameras("train"), options.frames or FRAMES, run.scene.splits
     target, up = torch.tensor(run.config.data.box).view(2, 3).mean(0), torch.tensor(run.scene.up)
-    if options.path == "auto":
-        options.path = "orbit" if paths.views_surround(like, target, up) else "interpolate"
-    path, is_file = options.path, options.path.endswith(".json")
+    if options.cameras == "auto":
+        options.cameras = "orbit" if paths.views_surround(like, target, up) else "interpolate"
+    path, is_file = options.cameras, options.cameras.endswith(".json")
     with_cameras = [*splits, *run.scene.paths]
     if options.frames and (is_file or path in with_cameras):
-        raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --path")
+        raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --cameras")
     if is_file:
-        cameras = paths.read_path(Path(path), like.size(0), options.size, run.frame)
+        cameras = paths.read_path(Path(path), like.size(0), options.size, run.transform)
     elif path in with_cameras:
         cameras = run.cameras(path)
     elif path == "orbit":
         elevation = paths.ELEVATION
-        if run.frame is not None and run.frame.kind != "object":  # the mean of the views'
+        if run.transform is not None and run.transform.kind != "object":  # the mean of the views'
             elevation = paths.mean_elevation(like, target, up)
         cameras = paths.orbit(like, target, up, n_frames, elevation)
     elif path == "spiral":
@@ -107,7 +107,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         cameras = paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
     else:
         known = ["auto", "orbit", "spiral", "interpolate", *with_cameras]
-        raise UserError(f"--path {path!r} is none of {', '.join(known)}, or a FILE.json{did_you_mean(path, known)}")
+        raise UserError(f"--cameras {path!r} is none of {', '.join(known)}, or a FILE.json{did_you_mean(path, known)}")
     return cameras if options.size is None else paths.with_size(cameras, *options.size)
 
 
@@ -120,7 +120,7 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
         folder = OwnFolder(options.out, "rendering")
         folder.claim()
     else:
-        folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
+        folder = RunFolder.existing(options.run).child(f"render/{Path(options.cameras).stem}", "rendering")
     if processes.is_first:
         images = {file for files in frames.values() for file in files}
         files = {f"{name}.mp4" for name in frames} | images | {f"{Path(file).stem}.npz" for file in images}
@@ -187,17 +187,17 @@ def render_frames(
     distance = (run.cameras("train").positions - box.mean(0)).norm(dim=-1).mean().item()
     radius = (box[1] - box[0]).norm().item() / 2
     span = max(distance - radius, 0.0), distance + radius  # of the depth colors: from the cameras into the box
-    ends = span if run.frame is None else [run.frame.distance_to_input(end) for end in span]
+    ends = span if run.transform is None else [run.transform.distance_to_input(end) for end in span]
     for name in frames if processes.is_first else ():
         if name.startswith("depth"):
             bar = color_bar("turbo", *ends, f"{name} [units of the scene's files]")
             folder.write(f"{LEGEND}{name}.png", png_bytes(bar))
-    views, hidden = processes.share(len(cameras)), not processes.is_first
+    views, hidden = processes.shard(len(cameras)), not processes.is_first
     for view in tqdm(views, desc="rendering", unit="frame", dynamic_ncols=True, disable=hidden):
         if resume and all(folder.owns(files[view]) for files in frames.values()):
             continue
         images: dict[str, Tensor] = image_of(cameras, view, outputs)
-        values = in_files({name: images[name].numpy() for name in frames}, run.frame)
+        values = in_files({name: images[name].numpy() for name in frames}, run.transform)
         for name, files in frames.items():
             if name != "rgb":  # before the image, which marks the frame as done
                 folder.write(f"{Path(files[view]).stem}.npz", npz_bytes(**{name: values[name]}))

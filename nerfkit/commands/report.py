@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nerfkit.commands import as_typed
+from nerfkit.commands import command_line
 from nerfkit.commands.options import ReportOptions
 from nerfkit.commands.render import FILES, LEGEND
 from nerfkit.commands.summary import without_scores
@@ -23,15 +23,15 @@ from nerfkit.config.recipe import value_text
 from nerfkit.data.images.pixels import image_header, read_image
 from nerfkit.errors import RunError
 from nerfkit.files import read_marker
-from nerfkit.reading import read_text_utf8, shown
 from nerfkit.rendering.images import moving_bytes
+from nerfkit.safe_io import printable, read_text_utf8
 from nerfkit.training.evaluator import evenly_chosen
 from nerfkit.training.run import files as run_files
-from nerfkit.training.run.folder import RunFolder, run_frame
+from nerfkit.training.run.folder import RunFolder, run_transform
 
 COMPARISONS, RENDERINGS, FRAMES, ROWS, FPS = 8, 2, 60, 1000, 20  # at most, rows of a table; frames a second
-WIDE, SMALL = 1600, 400  # pixels of the longest side of a picture, and of a moving one
-SHARE = 300_000  # bytes of a picture in the page, at most; of a moving one twice that: 4.2 MB with all of them
+WIDE, SMALL = 1600, 400  # pixels of the longest side of an image, and of a moving one
+SHARE = 300_000  # bytes of an image in the page, at most; of a moving one twice that: 4.2 MB with all of them
 NO_COLORS = (LEGEND, *(f"{name}_" for names in FILES.values() for name in names))  # of files of a rendering
 HEAD = """<!doctype html>
 <meta charset="utf-8">
@@ -56,22 +56,22 @@ def main(options: ReportOptions) -> int:
 
 def page_of(folder: RunFolder) -> str:
     """The page as HTML."""
-    run, config, frame = folder.path, run_files.read_config(folder.path), run_frame(folder.path)
+    run, config, transform = folder.path, run_files.read_config(folder.path), run_transform(folder.path)
     title, file = _text(run.resolve().name), run_files.scores_file(run, config.eval.split)
-    rendered = [pictures(run / name) for name in sorted(folder.names) if name.startswith("render/")]
+    rendered = [png_files(run / name) for name in sorted(folder.names) if name.startswith("render/")]
     in_color = [[frame for frame in frames if not frame.name.startswith(NO_COLORS)] for frames in rendered]
-    compared = pictures(run / run_files.score_name(config.eval.split))
+    compared = png_files(run / run_files.score_name(config.eval.split))
     chosen = [compared[i] for i in evenly_chosen(len(compared), COMPARISONS)]
-    drawn = [*pictures(run), *pictures(run / run_files.PREVIEWS)]
+    drawn = [*png_files(run), *png_files(run / run_files.PREVIEWS)]
     drawn = [file for file in drawn if file.name in (run_files.LOSS_PLOT, run_files.STRIP)]
     decided = [(option, value_text(made.value), made.by, made.why) for option, made in read_decisions(run).items()]
-    decided += [("frame", "", "scene", str(note)) for note in (frame.notes if frame is not None else ())]
-    again = as_typed("train", config.data.path or "SCENE", "--config", "config.toml", "--out", "runs/again")
+    decided += [("transform", "", "scene", str(note)) for note in (transform.notes if transform is not None else ())]
+    again = command_line("train", config.data.path or "SCENE", "--config", "config.toml", "--out", "runs/again")
     codes = f"<pre>{escape(again)}</pre>\n<pre>{escape(read_text_utf8(run / run_files.CONFIG, RunError))}</pre>\n"
     sections = [
         *((f"Rendering: {frames[0].parent.name}", _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
         (f"{len(chosen)} of {len(compared)} views beside their truth", "".join(_image([file]) for file in chosen)),
-        ("Curves, and pictures on the way", "".join(_image([file]) for file in drawn)),
+        ("Curves, and images on the way", "".join(_image([file]) for file in drawn)),
         *(scores(file) if file.exists() else []),
         ("What was decided, and why", _table(("option", "value", "decided by", "why"), decided)),
         ("How to repeat it; the second text is config.toml", codes),
@@ -86,19 +86,19 @@ def scores(file: Path) -> list[tuple[str, str]]:
     with run_files.metrics_in(file) as metrics:
         names = [name for name, score in metrics["views"][0].items() if isinstance(score, float)]
         worst = sorted(metrics["views"], key=lambda row: row["psnr"])
-        rows = [(shown(row["view"], 100), *(f"{row[name]:.4f}" for name in names)) for row in worst]
+        rows = [(printable(row["view"], 100), *(f"{row[name]:.4f}" for name in names)) for row in worst]
         protocol = [(name, json.dumps(value).strip('"')) for name, value in metrics["protocol"].items()]
     return [("Each view, the worst first", _table(("view", *names), rows)), ("How it was scored", _table((), protocol))]
 
 
-def pictures(folder: Path) -> list[Path]:
+def png_files(folder: Path) -> list[Path]:
     """PNG files in a folder of nerfkit's, and its own alone, in their order."""
     _, names = read_marker(folder)
     return [folder / name for name in sorted(names) if name.endswith(".png") and (folder / name).exists()]
 
 
 def _image(files: Sequence[Path]) -> str:
-    """A picture, or several that are shown in turn, as WebP and as small as the page needs it."""
+    """An image, or several that are shown in turn, as WebP and as small as the page needs it."""
     chosen = [files[i] for i in evenly_chosen(len(files), FRAMES)]
     headers = [image_header(file) for file in chosen]
     side, most = (WIDE, SHARE) if len(files) == 1 else (SMALL, 2 * SHARE)
@@ -123,4 +123,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(shown(text, 1000))
+    return escape(printable(text, 1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nerfkit.commands import as_typed
+from nerfkit.commands import command_line
 from nerfkit.commands.options import SummaryOptions
 from nerfkit.training.run import files as run_files
 
@@ -15,13 +15,13 @@ def main(options: SummaryOptions) -> int:
     split = run_files.read_config(folder).eval.split
     file = run_files.scores_file(folder, split)
     print(f"\n{folder}: {run_files.of_scores(file) if file.exists() else without_scores(folder)}")
-    if doubt := run_files.doubt_of(run_files.read_lines(folder)):
-        print(f"  warning: {doubt}")
+    if diagnostic := run_files.run_diagnostic(run_files.read_lines(folder)):
+        print(f"  warning: {diagnostic}")
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / run_files.score_name(split)],
         "loss over time": [folder / run_files.LOSS_PLOT],
-        "pictures over time": [folder / run_files.PREVIEWS / name for name in (run_files.STRIP, run_files.GIF)],
+        "images over time": [folder / run_files.PREVIEWS / name for name in (run_files.STRIP, run_files.GIF)],
         "all of it in one page": [folder / run_files.REPORT],
         "curves of TensorBoard": [folder / run_files.TENSORBOARD],
     }
@@ -36,5 +36,5 @@ def without_scores(folder: Path) -> str:
     """How far a run is that was not scored, in a line, and what scores it."""
     log = run_files.read_log(folder)
     last = "step {step}, {seconds:.0f} s, loss {loss:.3g}".format(**log[-1]) if log else "no step is logged"
-    scored_by = f"not scored yet: {as_typed('eval', folder)}"
+    scored_by = f"not scored yet: {command_line('eval', folder)}"
     return f"{last}; {scored_by if run_files.has_checkpoint(folder) else 'there is no checkpoint to score'}"

@@ -11,23 +11,23 @@ from typing import Any
 import torch
 
 from nerfkit import ops
-from nerfkit.commands import StopSignals, as_typed
+from nerfkit.commands import StopSignals, command_line
 from nerfkit.commands.eval import where_compared
 from nerfkit.commands.options import TrainOptions
 from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig
 from nerfkit.config.recipe import value_text
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
-from nerfkit.data.scene_transform.doubts import doubts_of_images
+from nerfkit.data.scene_transform.diagnostics import image_diagnostics
 from nerfkit.device import check_memory, pick_device, seed_everything
 from nerfkit.errors import RunError, SceneError
 from nerfkit.metrics import Lpips
 from nerfkit.model.registry import import_models, model_bytes, model_class
-from nerfkit.parallel import ALONE, Processes
-from nerfkit.reading import shown
+from nerfkit.parallel import SINGLE_PROCESS, Processes
+from nerfkit.safe_io import printable
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import SETUP, doubt_of, in_one_line, read_config, read_lines
-from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
+from nerfkit.training.run.files import SETUP, in_one_line, read_config, read_lines, run_diagnostic
+from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_transform
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.progress import Progress, summary_writer
@@ -38,7 +38,7 @@ VALUES_PER_FEATURE, OTHER_VALUES = 6, 192
 SHORT = ("scene", "warning:", "training", "parallel", "device", "scoring", "run")  # rows that are printed without -v
 
 
-def main(options: TrainOptions, processes: Processes = ALONE) -> int:
+def main(options: TrainOptions, processes: Processes = SINGLE_PROCESS) -> int:
     """Train, score, and show the training in a browser if that is asked for."""
     device = pick_device(processes.join(options.device))
     check_before_reading(options, device, processes)
@@ -77,10 +77,10 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     check_sizes(config, device)  # again: a place takes more than an object
     if config.eval.after_training and config.eval.split in scene.views:
         check_scorable(scene.split(config.eval.split))
-    folder = processes.in_turn(lambda: open_folder(options, config, scene, processes))
+    folder = processes.rank0_first(lambda: open_folder(options, config, scene, processes))
     views = scene.split("train")
     images = views.load(progress_bar=processes.is_first)
-    for line in doubts_of_images(images, views.white_ignores, config.data.background) if processes.is_first else ():
+    for line in image_diagnostics(images, views.white_ignores, config.data.background) if processes.is_first else ():
         print(f"warning: {line}")
     seed_everything(config.seed)  # what a model of one's own may draw
     trainer = Trainer(config, views.cameras, images, scene=scene, device=device, processes=processes)
@@ -115,12 +115,12 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
                 viewer.drop_jobs()
             own = {"--model.module": config.model.module, "--trainer.loss": settings.loss}
             words = [word for option, value in own.items() if value for word in (option, value)]
-            command = as_typed("train", "--resume", folder.path, *words)
+            command = command_line("train", "--resume", folder.path, *words)
             print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  {command}", flush=True)
             progress.finish(stopped=True)
             progress.close()
             number = agreed_signal(signals, processes)
-            processes.wait()
+            processes.barrier()
             return 128 + number
         progress.finish()
     limit = settings.max_seconds
@@ -130,9 +130,9 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
         print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
     progress.close(score(scene, trainer, folder))
-    if doubt := doubt_of(read_lines(folder.path)):
-        print(f"warning: {doubt}")
-    print(f"run folder: {folder.path}\nnext: {as_typed('render', folder.path, *own_module(config))}")
+    if diagnostic := run_diagnostic(read_lines(folder.path)):
+        print(f"warning: {diagnostic}")
+    print(f"run folder: {folder.path}\nnext: {command_line('render', folder.path, *own_module(config))}")
     if viewer is not None:
         viewer.detach(trainer)
         with StopSignals() as signals:
@@ -145,23 +145,27 @@ def find_scene(options: TrainOptions) -> Scene:
     """The scene, in the frame of the run that goes on if there is one."""
     data, before = options.data, read_config(Path(options.resume)).data if options.resume else None
     if before is not None and data.path == before.path and not os.path.exists(data.path):
-        raise RunError(f"the run's scene is no longer at {shown(data.path)}; give its folder with --data.path FOLDER")
-    frame = run_frame(Path(options.resume)) if options.resume else None
+        raise RunError(
+            f"the run's scene is no longer at {printable(data.path)}; give its folder with --data.path FOLDER"
+        )
+    transform = run_transform(Path(options.resume)) if options.resume else None
     try:
-        return scene_of(options, frame)
+        return scene_of(options, transform)
     except SceneError as error:
         if options.config and not options.resume and not os.path.exists(data.path):
-            without = f"without one, try {as_typed('demo')}"
+            without = f"without one, try {command_line('demo')}"
             raise SceneError(f"{error}; scenes of presets come with a checkout of nerfkit; {without}") from None
         if before is None or before.path == data.path:
             raise
         raise SceneError(
-            f"{error}. If this is another scene: the run's, of format {before.format}, was at {shown(before.path)}; "
-            "give that one with --data.path, or train a new run without --resume"
+            f"{error}. If this is another scene: the run's, of format {before.format}, was at "
+            f"{printable(before.path)}; give that one with --data.path, or train a new run without --resume"
         ) from None
 
 
-def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: Processes = ALONE) -> RunFolder:
+def open_folder(
+    options: TrainOptions, config: Config, scene: Scene, processes: Processes = SINGLE_PROCESS
+) -> RunFolder:
     """The run folder, locked by the first process; raises RunError if it is not this run's."""
     path = options.resume or options.out or Path("runs") / scene.name
     if not processes.is_first:
@@ -193,7 +197,7 @@ def begin(trainer: Trainer, folder: RunFolder, scene: Scene, signals: StopSignal
     trainer.check_finite()
     if number := agreed_signal(signals, trainer.processes):
         print("\nstopped before the first checkpoint; nothing was written")
-        trainer.processes.wait()  # torchrun ends all as soon as one has
+        trainer.processes.barrier()  # torchrun ends all as soon as one has
         return number
     if trainer.processes.is_first:
         folder.start(trainer.config, describe(scene))
@@ -203,7 +207,7 @@ def begin(trainer: Trainer, folder: RunFolder, scene: Scene, signals: StopSignal
 
 def agreed_signal(signals: StopSignals, processes: Processes) -> int:
     """The number of a signal that any of the processes has got, or 0."""
-    return int(processes.most(torch.tensor(signals.number or 0)).item())
+    return int(processes.all_reduce_max(torch.tensor(signals.number or 0)).item())
 
 
 def own_module(config: Config) -> tuple[str, ...]:
@@ -215,13 +219,13 @@ def check_sizes(config: ResolvedConfig, device: torch.device) -> None:
     """Raise RunError if the options' sizes take more memory than there is."""
     model, sampling, trainer = config.model, config.sampling, config.trainer
     sizes = (
-        f"a model with log2_table {model.log2_table}, {model.levels} levels, {model.features} features, hidden "
-        f"{model.hidden} and occupancy_resolution {sampling.occupancy_resolution}"
+        f"a model with log2_hashmap_size {model.log2_hashmap_size}, {model.levels} levels, {model.features_per_level} "
+        f"features, mlp_width {model.mlp_width} and occupancy_resolution {sampling.occupancy_resolution}"
     )
     n_bytes = 4 * model_bytes(config) + 24 * sampling.occupancy_resolution**3
     check_memory(n_bytes, f"{sizes}, its gradients and Adam's moments,", device)  # of which are two
-    n_values = trainer.samples * (VALUES_PER_FEATURE * model.levels * model.features + OTHER_VALUES)
-    check_memory(4 * n_values, f"a step with trainer.samples {trainer.samples}", device)
+    n_values = trainer.samples_per_step * (VALUES_PER_FEATURE * model.levels * model.features_per_level + OTHER_VALUES)
+    check_memory(4 * n_values, f"a step with trainer.samples_per_step {trainer.samples_per_step}", device)
 
 
 def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] | None:
@@ -239,7 +243,7 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
         metrics = evaluate(trainer.model, config, views, state, folder, trainer.device, "", trainer.processes)
     except (KeyboardInterrupt, RunError):
         if trainer.processes.is_first:
-            command = as_typed("eval", folder.path, *own_module(config))
+            command = command_line("eval", folder.path, *own_module(config))
             print(f"\nthe training is complete and saved; to score it:\n  {command}")
         raise
     finally:
@@ -258,24 +262,24 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
     low, high = ([float(f"{x:.4g}") for x in corner] for corner in (data.box[:3], data.box[3:]))
     beyond = f", contracted beyond, up to {sampling.far:.4g}" if sampling.kind == "contracted" else ""
-    learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
-    frame_notes = scene.frame.notes if scene.frame is not None else ()
+    learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.pose_optimization)
+    frame_notes = scene.transform.notes if scene.transform is not None else ()
     rows = [
         *(("scene", sentence) for sentence in scene.about),
         ("format", scene.format),
         *(("warning:" if note.kind == "warning" else "note", note.text) for note in (*scene.notes, *frame_notes)),
-        ("images", f"{trainer.views.source.text}, {data.background} background"),
-        ("space", f"{low} to {high}, step {sampling.step:g}{beyond}"),
+        ("images", f"{trainer.views.source.description}, {data.background} background"),
+        ("space", f"{low} to {high}, step {sampling.step_size:g}{beyond}"),
         ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
         *[("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
         (
             "training",
-            f"steps {trainer.step} to {trainer.last_step}{limit}{used}, {settings.samples} samples a step, learning "
-            f"rate {settings.learning_rate:g}{', loss ' * bool(settings.loss)}{settings.loss}",
+            f"steps {trainer.step} to {trainer.last_step}{limit}{used}, {settings.samples_per_step} samples a step, "
+            f"learning rate {settings.learning_rate:g}{', loss ' * bool(settings.loss)}{settings.loss}",
         ),
     ]
     if processes.size > 1:
-        rows.append(("parallel", f"{processes.text}; a step counts as {processes.size} of trainer.steps"))
+        rows.append(("parallel", f"{processes.description}; a step counts as {processes.size} of trainer.steps"))
     rows.append(("options", f"size {config.size}; {len(config.decisions)} were auto"))
     decisions = config.decisions.items()
     rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]

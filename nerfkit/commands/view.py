@@ -13,7 +13,7 @@ def main(options: ViewOptions) -> int:
     import_viser()  # fails, if it does, before anything is loaded
     run = load_run(options.run, options.device, options.module, options.ops)
     if options.data:
-        run.config.data.path, run.config.data.sfm = options.data, ""
+        run.config.data.path, run.config.data.sfm_dir = options.data, ""
     from nerfkit.viewer.scene import ViewerScene
     from nerfkit.viewer.viewer import Viewer
 

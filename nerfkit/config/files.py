@@ -18,7 +18,7 @@ from nerfkit.config.resolve import Decision, check, check_values
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
 from nerfkit.option_types import AUTO, Auto
-from nerfkit.reading import did_you_mean, read_regular, read_text_utf8, shown
+from nerfkit.safe_io import did_you_mean, printable, read_regular, read_text_utf8
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,7 +50,7 @@ def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
     values = to_dict(base or Config())
     for path in paths:
         changes = changes_of(path)
-        converted(changes, shown(preset_path(str(path))))
+        converted(changes, printable(preset_path(str(path))))
         values = _changed(values, changes)
     return converted(values, "configuration")
 
@@ -77,7 +77,7 @@ def read_decisions(folder: Path) -> dict[str, Decision]:
         decisions = msgspec.json.decode(content, type=dict[str, Decision])
         return {option: decision for option, decision in decisions.items() if option in BASE}
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise ConfigError(f"{shown(file)} is not what nerfkit writes ({shown(str(error))}); edited?") from None
+        raise ConfigError(f"{printable(file)} is not what nerfkit writes ({printable(str(error))}); edited?") from None
 
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def preset_path(name: str) -> Path:
         return Path(name)
     if name not in presets:
         raise ConfigError(
-            f"no configuration '{shown(name)}'; give the path of a TOML file, or one of {', '.join(presets)}"
+            f"no configuration '{printable(name)}'; give the path of a TOML file, or one of {', '.join(presets)}"
             f"{did_you_mean(name, presets)}"
         )
     return presets[name]
@@ -106,14 +106,14 @@ def preset_path(name: str) -> Path:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Values of a TOML file; raises ConfigError if it is missing or broken."""
-    name = shown(path)
+    name = printable(path)
     text = read_text_utf8(Path(path), ConfigError, "the configuration", MAX_BYTES)
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply; options are [group] and name = value") from None
     except ValueError as error:
-        raise ConfigError(f"{name} is not valid TOML: {shown(str(error))}") from None
+        raise ConfigError(f"{name} is not valid TOML: {printable(str(error))}") from None
 
 
 def dump(config: Config, path: Path) -> None:
@@ -170,7 +170,7 @@ def converted(values: dict[str, Any], source: str) -> Config:
         config = msgspec.convert(_plain(values, Config, source, prefix=""), Config)
     except msgspec.ValidationError as error:
         message, _, key = str(error).partition(" - at `$.")
-        raise ConfigError(f"{source}: {key.rstrip('`')}: {shown(message)}") from None
+        raise ConfigError(f"{source}: {key.rstrip('`')}: {printable(message)}") from None
     check_values(config, f"{source}: ")
     return config
 
@@ -181,7 +181,7 @@ def _plain(values: dict[str, Any], table: type, source: str, prefix: str) -> dic
     for name, value in values.items():
         if name not in hints:
             hint = did_you_mean(name, hints, prefix) or f"; known here: {', '.join(hints)}"
-            raise ConfigError(f"{source}: unknown option {prefix}{shown(name)}{hint}")
+            raise ConfigError(f"{source}: unknown option {prefix}{printable(name)}{hint}")
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[name]):
             value = _plain(value, hints[name], source, f"{prefix}{name}.")
         elif value == AUTO and any(isinstance(mark, Auto) for mark in getattr(hints[name], "__metadata__", ())):

@@ -59,15 +59,15 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
 class DataConfig:
     """The scene and how its images are read."""
 
-    path: str = ""  # folder of the scene, or of plain photographs, or a video
-    sfm: str = ""  # folder of camera poses that are found for photographs or a video; beside them if empty
+    path: str = ""  # folder of the scene, or of plain photos, or a video
+    sfm_dir: str = ""  # folder of camera poses that are found for photos or a video; beside them if empty
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
-    masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
+    masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
     background: auto("data.background", Literal["white", "black", "random"]) = None  # behind transparent pixels
     box: auto("data.box", Box, -1e6, 1e6) = None  # lowest and highest corner, in the coordinates of the files
-    appearance: Literal["same", "affine"] = "same"  # affine: each training image has its own color transform
-    poses: Literal["given", "refine"] = "given"  # refine: where each training image was taken is learned, too
+    appearance: Literal["none", "affine"] = "none"  # affine: each training image has its own color transform
+    pose_optimization: Flag = False  # learn where each training image was taken
 
 
 @dataclass
@@ -78,11 +78,11 @@ class ModelConfig:
     module: str = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel; imported if given
     options: Options = field(default_factory=dict)  # of a model of your own, e.g. width 32 soft true
     levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # grid levels
-    features: auto("model.features", int, 1, 128) = None  # features per level and vertex
-    log2_table: auto("model.log2_table", int, 1, 30) = None  # log2 of the most rows of a level; larger ones are hashed
+    features_per_level: auto("model.features_per_level", int, 1, 128) = None  # features per level and vertex
+    log2_hashmap_size: auto("model.log2_hashmap_size", int, 1, 30) = None  # log2 of the maximum table size per level
     base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells a side of the coarsest level
     max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None  # cells a side of the finest level
-    hidden: auto("model.hidden", int, 1, 4096) = None  # width of the decoder's hidden layers
+    mlp_width: auto("model.mlp_width", int, 1, 4096) = None  # width of the decoder's hidden layers
     encoder: Flag = True  # depthwise convolution along the ray, a residual on color
     aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, a residual on color
 
@@ -92,12 +92,12 @@ class SamplingConfig:
     """Where samples are put along a ray."""
 
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None  # contracted: space beyond data.box counts, too
-    step: auto("sampling.step", float, 1e-9, 1e6) = None  # interval length; contracted: the shortest [scene units]
-    cone: auto("sampling.cone", float, 0, 1) = None  # contracted: interval length per distance from the camera
+    step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None  # interval; contracted: the shortest [scene units]
+    cone_angle: auto("sampling.cone_angle", float, 0, 1) = None  # contracted: interval length per distance
     near: auto("sampling.near", float, 0, 1e10) = None  # no samples nearer than this [scene units]
     far: auto("sampling.far", float, 0, 1e30) = None  # no samples farther than this [scene units]
     occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None  # cells a side of the grid
-    occupancy_threshold: auto("sampling.occupancy_threshold", float, 0, 1) = None  # least opacity that is rendered
+    alpha_threshold: auto("sampling.alpha_threshold", float, 0, 1) = None  # least opacity that is rendered
 
 
 @dataclass
@@ -106,7 +106,7 @@ class TrainerConfig:
 
     steps: auto("trainer.steps", int, 1, 10**9) = None  # optimisation steps
     max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training and schedule end after this [s]; 0: never
-    samples: auto("trainer.samples", int, 1, 2**26) = None  # per step, or rays of a model without samples
+    samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None  # or rays, of a model without samples
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient
     learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # after the warm-up
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # at the last step
@@ -114,8 +114,8 @@ class TrainerConfig:
     loss: str = ""  # package.module:function that replaces the squared error; see docs/python.md
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end
-    preview_every: integer(-1, 10**9) = -1  # nerfkit train: steps between pictures in previews/; 0: none; -1: about 30
-    tensorboard: Flag = False  # nerfkit train: curves and pictures for TensorBoard, too; needs nerfkit[tensorboard]
+    preview_every: integer(-1, 10**9) = -1  # nerfkit train: steps between images in previews/; 0: none; -1: about 30
+    tensorboard: Flag = False  # nerfkit train: curves and images for TensorBoard, too; needs nerfkit[tensorboard]
 
 
 @dataclass
@@ -125,7 +125,7 @@ class EvalConfig:
     split: auto("eval.split", str) = None  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
     every: integer(0, 10**9) = 0  # nerfkit train: steps between scores of some views, for the log and loss.png; 0: none
-    comparisons: integer(-1, 10**6) = 8  # views, evenly spread, saved as images of truth, render and error; -1: all
+    comparison_images: integer(-1, 10**6) = 8  # evenly spread views, saved as truth, render and error; -1: all
     lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; without it LPIPS is null
 
 

@@ -29,8 +29,8 @@ class Facts:
     on_gpu: bool
 
     @property
-    def frame(self) -> Any:
-        return None if self.scene is None else self.scene.frame
+    def transform(self) -> Any:
+        return None if self.scene is None else self.scene.transform
 
     @property
     def is_place(self) -> bool:
@@ -74,16 +74,16 @@ UNBOUNDED = Condition("in unbounded space", "scene", lambda facts: facts.config.
 # across; before one that all of them face, rays are worth more than samples.
 ALL_SIDES = Condition(
     "in unbounded space seen from all sides", "scene",
-    lambda facts: UNBOUNDED.holds(facts) and not (facts.frame is not None and facts.frame.kind == "forward"),
+    lambda facts: UNBOUNDED.holds(facts) and not (facts.transform is not None and facts.transform.kind == "forward"),
 )  # fmt: skip
 UNBOUNDED_PLACE = Condition("around a place", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("for an object", "scene", lambda facts: facts.cells is not None)
 OBJECT_ON_GPU = Condition("for an object on a GPU", "device", lambda facts: facts.on_gpu and not facts.is_place)
-FRAMED = Condition("where that is known", "scene", lambda facts: facts.frame is not None)
+FRAMED = Condition("where that is known", "scene", lambda facts: facts.transform is not None)
 # An object's far end, in unbounded space, is not that of its box.
 ENDS_THERE = Condition(
     "where that is known", "scene",
-    lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.frame.kind == "object"),
+    lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
 FAST_RATE = 0.02
 
@@ -96,30 +96,30 @@ BASE: Recipe = {
     "data.background": (("random", A_PLACE), ("white", OTHERWISE)),
     "data.box": (
         (Found("one radius", lambda facts: CUBE), UNBOUNDED_PLACE),
-        (Found("the scene's", lambda facts: tuple(facts.frame.box.flatten().tolist())), FRAMED),
+        (Found("the scene's", lambda facts: tuple(facts.transform.box.flatten().tolist())), FRAMED),
         (DEFAULT_BOX, OTHERWISE),
     ),
-    "sampling.near": ((Found("the scene's", lambda facts: facts.frame.near), FRAMED), (0.0, OTHERWISE)),
+    "sampling.near": ((Found("the scene's", lambda facts: facts.transform.near), FRAMED), (0.0, OTHERWISE)),
     "sampling.far": (
-        (Found("the scene's", lambda facts: min(facts.frame.far, FARTHEST)), ENDS_THERE),
+        (Found("the scene's", lambda facts: min(facts.transform.far, FARTHEST)), ENDS_THERE),
         (Found(f"{FAR_RADII:g} radii", lambda facts: FAR_RADII * facts.radius), UNBOUNDED),
         (FARTHEST, OTHERWISE),
     ),
-    "sampling.step": (
+    "sampling.step_size": (
         (0.03, SMALL), (Found("0.0025 radii", lambda facts: 0.0025 * facts.radius), ALL_SIDES), (0.005, OTHERWISE),
     ),
-    "sampling.cone": ((1 / 64, SMALL), (1 / 256, ALL_SIDES), (1 / 128, OTHERWISE)),
+    "sampling.cone_angle": ((1 / 64, SMALL), (1 / 256, ALL_SIDES), (1 / 128, OTHERWISE)),
     "sampling.occupancy_resolution": ((96, SMALL), (256, UNBOUNDED), (128, OTHERWISE)),
-    "sampling.occupancy_threshold": ((0.01, SMALL), (0.001, ALL_SIDES), (0.003, OTHERWISE)),
+    "sampling.alpha_threshold": ((0.01, SMALL), (0.001, ALL_SIDES), (0.003, OTHERWISE)),
     "model.levels": ((6, SMALL), (16, OTHERWISE)),
-    "model.features": ((4, SMALL), (2, OTHERWISE)),
-    "model.log2_table": ((18, SMALL), (20, OTHERWISE)),
+    "model.features_per_level": ((4, SMALL), (2, OTHERWISE)),
+    "model.log2_hashmap_size": ((18, SMALL), (20, OTHERWISE)),
     "model.max_resolution": ((512, SMALL), (8192, UNBOUNDED), (2048, OTHERWISE)),
-    "model.hidden": ((32, SMALL), (64, OTHERWISE)),
+    "model.mlp_width": ((32, SMALL), (64, OTHERWISE)),
     "model.aggregator": ((True, OTHERWISE),),
     "trainer.steps": ((8000, SMALL), (20000, OTHERWISE)),
     "trainer.max_seconds": ((480.0, SMALL), (0.0, OTHERWISE)),
-    "trainer.samples": ((6144, SMALL), (262144, OTHERWISE)),
+    "trainer.samples_per_step": ((6144, SMALL), (262144, OTHERWISE)),
     "trainer.optimizer": (("lazy_adam", OBJECT_ON_GPU), ("adam", OTHERWISE)),
     "trainer.learning_rate": ((0.01, OTHERWISE),),
     "trainer.final_learning_rate": ((0.001, SMALL), (0.0003, OTHERWISE)),

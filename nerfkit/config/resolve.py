@@ -12,9 +12,9 @@ from typing import Any, get_type_hints
 
 from nerfkit.config.recipe import BASE, CUBE, FIELD, Facts, Found, Recipe
 from nerfkit.errors import ConfigError
-from nerfkit.limits import MAX_INTERVALS, ladder_distances
+from nerfkit.limits import MAX_INTERVALS, edge_distances
 from nerfkit.option_types import AUTO, LARGEST, Range
-from nerfkit.reading import did_you_mean, shown
+from nerfkit.safe_io import did_you_mean, printable
 
 MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
 MAX_TEXT = 4096  # characters of an option; the longest path
@@ -98,7 +98,7 @@ def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
                     f"data.{name} is {stated}, but the scene was read with {read}; read it with the same options: "
                     "nerfkit.data.load.scene_of(config)"
                 )
-        for name in ("path", "sfm", "format", "downscale", "masks"):
+        for name in ("path", "sfm_dir", "format", "downscale", "masks"):
             setattr(new.data, name, getattr(scene.source, name))
         _check_unit_of_box(new.data.box, scene)
     if new.data.format == "auto":
@@ -107,9 +107,9 @@ def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
 
 def _check_unit_of_box(box: Any, scene: Any) -> None:
     """Raise ConfigError for a box in the coordinates of the files where the scene is in a frame that was found."""
-    if box is None or box == scene.source.box or scene.frame is None or scene.frame.scale == 1:
+    if box is None or box == scene.source.box or scene.transform is None or scene.transform.scale == 1:
         return
-    if box not in (CUBE, tuple(scene.frame.box.flatten().tolist())):
+    if box not in (CUBE, tuple(scene.transform.box.flatten().tolist())):
         raise ConfigError(
             "data.box is meant in the coordinates of the files, but the scene was read without it, in a frame that was "
             "found; give it when the scene is read: nerfkit.load_scene(path, box=...)"
@@ -148,7 +148,7 @@ def check_values(options: Any, prefix: str) -> None:
         elif isinstance(value, dict):
             for key, own in value.items():
                 _check_text(f"a name in {full_name}", key)
-                _check_value(f"{full_name}.{shown(key)}", own, (Range(-LARGEST, LARGEST),))
+                _check_value(f"{full_name}.{printable(key)}", own, (Range(-LARGEST, LARGEST),))
         else:
             _check_value(full_name, value, getattr(kind, "__metadata__", ()))
 
@@ -167,7 +167,7 @@ def _check_text(name: str, text: str) -> None:
     is_unicode = text.encode(errors="replace").decode() == text
     if len(text) > MAX_TEXT or "\0" in text or not is_unicode:
         raise ConfigError(
-            f"{name} must be text in UTF-8 of at most {MAX_TEXT} characters without NUL, got '{shown(text, 60)}'"
+            f"{name} must be text in UTF-8 of at most {MAX_TEXT} characters without NUL, got '{printable(text, 60)}'"
         )
 
 
@@ -184,33 +184,35 @@ def _check_model(model: Any) -> None:
             f"model.max_resolution ({model.max_resolution}) must be at least "
             f"model.base_resolution ({model.base_resolution})"
         )
-    if None not in (model.levels, model.log2_table) and model.levels * 2**model.log2_table > MAX_ROWS:
+    if None not in (model.levels, model.log2_hashmap_size) and model.levels * 2**model.log2_hashmap_size > MAX_ROWS:
         raise ConfigError(
-            f"model.log2_table ({model.log2_table}) is too large for {model.levels} levels: together they may have "
-            f"2^{MAX_ROWS.bit_length() - 1} rows; lower it, or model.levels"
+            f"model.log2_hashmap_size ({model.log2_hashmap_size}) is too large for {model.levels} levels: together "
+            f"they may have 2^{MAX_ROWS.bit_length() - 1} rows; lower it, or model.levels"
         )
 
 
 def _check_sampling(config: Any) -> None:
-    near, far, step = config.sampling.near, config.sampling.far, config.sampling.step
+    near, far, step = config.sampling.near, config.sampling.far, config.sampling.step_size
     if None not in (near, far) and near >= far:
         raise ConfigError(
             f"sampling.near ({near:g}) must be below sampling.far ({far:g}), in the model's units; lower near, or "
             "raise far (one that you have not given is the scene's)"
         )
-    if None in (near, far, step, config.sampling.kind, config.sampling.cone, config.data.box):
+    if None in (near, far, step, config.sampling.kind, config.sampling.cone_angle, config.data.box):
         return  # the scene decides yet
     if config.sampling.kind == "contracted":
         try:
-            ladder_distances(near, far, step, config.sampling.cone)
+            edge_distances(near, far, step, config.sampling.cone_angle)
         except ValueError as error:
-            raise ConfigError(f"sampling.near, far, step, cone: {error}") from None
+            raise ConfigError(f"sampling.near, far, step_size, cone_angle: {error}") from None
         return
     longest = min(math.dist(config.data.box[:3], config.data.box[3:]), far - near)
     if step > longest:
-        raise ConfigError(f"sampling.step ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it")
+        raise ConfigError(
+            f"sampling.step_size ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it"
+        )
     if longest / step > MAX_INTERVALS:
         raise ConfigError(
-            f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
-            "intervals; raise it, or make the box smaller"
+            f"sampling.step_size ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than "
+            f"{MAX_INTERVALS} intervals; raise it, or make the box smaller"
         )

@@ -20,17 +20,17 @@ from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
 from nerfkit.data.scene import Scene, Views
-from nerfkit.data.scene_transform.doubts import doubts_of_box, doubts_of_cameras, doubts_of_solve
-from nerfkit.data.scene_transform.find_frame import find_frame, with_its_box
-from nerfkit.data.scene_transform.frame import Frame, identity_frame
+from nerfkit.data.scene_transform.diagnostics import box_diagnostics, camera_diagnostics, solve_diagnostics
+from nerfkit.data.scene_transform.find import find_scene_transform, with_its_box
+from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.data.verdict import sentences
 from nerfkit.errors import SceneError
-from nerfkit.reading import nearest, shown
+from nerfkit.safe_io import nearest, printable
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
 SHOWN_NAMES = 3
-CUT_OUT = "data.masks is cutout: masked pixels are transparent"
+CUT_OUT = "data.masks is alpha: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
 
 
@@ -64,7 +64,7 @@ def _without_paths(capture: Capture) -> Capture:
     }
     notes = [
         f"the {len(images)} cameras of {split} have no images: they are a camera path, not scored (nerfkit render RUN "
-        f"--path {split})"
+        f"--cameras {split})"
         for split, images in paths.items()
     ]
     unlisted = {image.name for images in paths.values() for image in images}.difference(*splits.values())
@@ -91,7 +91,7 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
         is_turned = (lens.height, lens.width) == (width, height)
         turned = ", turned: its EXIF orientation may be missing" if is_turned else ""
         raise SceneError(
-            f"image {shown(image.found or image.file)} is {width}x{height}{turned}, but its camera is of "
+            f"image {printable(image.found or image.file)} is {width}x{height}{turned}, but its camera is of "
             f"{lens.width}x{lens.height} images; give the images that the camera was found with, or resized ones of "
             "the same shape"
         )
@@ -119,8 +119,11 @@ def split_names(capture: Capture, images: list[PosedImage]) -> tuple[dict[str, l
     return {"train": train, "test": test}, f"every {TEST_EVERY}th of the sorted names is a test view"
 
 
-def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unbounded: bool = False) -> Scene:
-    """The scene of a capture, in the `frame` of a run that goes on, or one that is found; `unbounded` as `scene_frame`.
+def assemble(
+    capture: Capture, data: DataConfig, transform: SceneTransform | None = None, unbounded: bool = False
+) -> Scene:
+    """The scene of a capture, in the `transform` of a run that goes on, or one that is found; `unbounded` as
+    `choose_transform`.
 
     Of `data` downscale, box and masks count.
     """
@@ -130,19 +133,19 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
-    training, cutout = [image.name for image in splits["train"]], data.masks == "cutout"
-    judged = judge(capture, headers, training, cutout)
+    training, alpha_masks = [image.name for image in splits["train"]], data.masks == "alpha"
+    judged = judge(capture, headers, training, alpha_masks)
     headers = judged.headers
-    if cutout:
-        if lines := doubts_of_cut_out(images, headers):
+    if alpha_masks:
+        if lines := cut_out_diagnostics(images, headers):
             raise SceneError(lines[0])
         notes.append(CUT_OUT)
-    if frame is None:
-        frame = scene_frame(capture, training, judged, data.box, unbounded)
+    if transform is None:
+        transform = choose_transform(capture, training, judged, data.box, unbounded)
 
     def cameras_of(images: list[PosedImage], lenses: list[Lens]) -> Cameras:
-        poses = frame.to_model(np.stack([image.camera_to_world for image in images]))  # [V, 3, 4]
-        return Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), lenses, maps)
+        poses = transform.to_model(np.stack([image.camera_to_world for image in images]))  # [V, 3, 4]
+        return Cameras.from_lenses(torch.tensor(poses, dtype=torch.float32), lenses, maps)
 
     views, maps = {}, {}  # one map of a lens for all splits
     for split, chosen in splits.items():
@@ -150,14 +153,14 @@ def assemble(capture: Capture, data: DataConfig, frame: Frame | None = None, unb
         masks = [image.mask for image in chosen]
         views[split] = Views(
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
-            masks if any(masks) else [], capture.white_ignores, cutout, judged.masks,
+            masks if any(masks) else [], capture.white_ignores, alpha_masks, judged.masks,
         )  # fmt: skip
     counts = {split: len(chosen) for split, chosen in splits.items()}
     return Scene(
-        capture.name, capture.format, views, tuple(frame.up.tolist()), frame,
+        capture.name, capture.format, views, tuple(transform.up.tolist()), transform,
         notes_of(*capture.notes, *judged.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
         paths={split: cameras_of(path, [image.lens for image in path]) for split, path in capture.paths.items()},
-        about=sentences(capture, [*lenses.values()], counts, frame.kind),
+        about=sentences(capture, [*lenses.values()], counts, transform.kind),
     )  # fmt: skip
 
 
@@ -167,7 +170,7 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     missing = [image for image in capture.images if image.found is None]
     if not missing:
         return there, []
-    names = ", ".join(map(shown, sorted(image.name for image in missing)[:SHOWN_NAMES]))
+    names = ", ".join(map(printable, sorted(image.name for image in missing)[:SHOWN_NAMES]))
     note = (
         f"{len(there)} of {len(capture.images)} listed images are there; {len(missing)} are missing, the first: {names}"
     )
@@ -178,19 +181,19 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     return there, [note]
 
 
-def doubts_of_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) -> list[str]:
+def cut_out_diagnostics(images: list[PosedImage], headers: dict[str, ImageHeader]) -> list[str]:
     """A line if one of the images would keep its background."""
     whole = [image for image in images if image.mask is None and not headers[image.name].has_alpha]
     return [
-        f"data.masks is cutout, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "
-        f"{shown(image.found or image.file)}; give masks of all, or take the images away"
+        f"data.masks is alpha, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "
+        f"{printable(image.found or image.file)}; give masks of all, or take the images away"
         for image in whole[:1]
     ]
 
 
-def scene_frame(
+def choose_transform(
     capture: Capture, training: list[str], judged: Judged, box: tuple[float, ...] | None, unbounded: bool = False
-) -> Frame:
+) -> SceneTransform:
     """The frame that a capture is trained in; `training` are the names of images that may tell near and far.
 
     With a `box` it is that of the files; `unbounded`: what lies outside of the box counts, too.
@@ -200,22 +203,24 @@ def scene_frame(
     is_of_files = box is not None or capture.format in KEEPS_FILES_FRAME
     if is_of_files:
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
-        frame = identity_frame(corners, capture.up or (0.0, 0.0, 1.0))
+        transform = identity_transform(corners, capture.up or (0.0, 0.0, 1.0))
     else:
-        frame = find_frame(capture, training, judged.is_object)
+        transform = find_scene_transform(capture, training, judged.is_object)
     if box is None:
-        frame = with_its_box(frame, images, judged.silhouettes)
-    notes = [*frame.notes]
+        transform = with_its_box(transform, images, judged.silhouettes)
+    notes = [*transform.notes]
     if is_of_files:
-        notes += as_warnings(doubts_of_box(capture, images, frame.to_input(frame.box), is_given=box is not None))
+        notes += as_warnings(
+            box_diagnostics(capture, images, transform.to_input(transform.box), is_given=box is not None)
+        )
     if box is not None and unbounded:
-        found = find_frame(capture, training, judged.is_object)
+        found = find_scene_transform(capture, training, judged.is_object)
         near, far = found.near / found.scale, found.far / found.scale
-        frame = replace(frame, kind=found.kind, near=near, far=far)
+        transform = replace(transform, kind=found.kind, near=near, far=far)
         what = f"kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' units"
         notes += [f"outside of the box, as without one: {what}", *as_warnings(found.warnings())]
-    notes += as_warnings([*doubts_of_solve(capture), *doubts_of_cameras(images, frame)])
-    return replace(frame, notes=notes_of(*notes))
+    notes += as_warnings([*solve_diagnostics(capture), *camera_diagnostics(images, transform)])
+    return replace(transform, notes=notes_of(*notes))
 
 
 def turned_for(lens: Lens, header: ImageHeader) -> ImageHeader:

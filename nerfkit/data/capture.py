@@ -78,11 +78,11 @@ class Capture:
     paths: dict[str, list[PosedImage]] = field(default_factory=dict)  # splits without any image; see `resolve_files`
     white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
     notes: tuple[Note, ...] = ()  # what a user should know: which of several models was read, ...
-    is_solved: bool = False  # poses of plain photographs, which were found for them
+    is_solved: bool = False  # poses of plain photos, which were found for them
 
     @property
     def format_again(self) -> str:
-        """The data.format that reads the same folder again: of photographs, poses are looked for again."""
+        """The data.format that reads the same folder again: of photos, poses are looked for again."""
         return "auto" if self.is_solved else self.format
 
 

@@ -20,7 +20,7 @@ from nerfkit.data.images.pixels import OPAQUE, ImageHeader, MaskKind, read_mask,
 from nerfkit.data.scene import threads_to_decode
 from nerfkit.data.scene_transform.rig import evenly
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 SAMPLED, THREADS = 16, 4  # files that are looked at, and how many of them at a time
 SIDE = 96  # cells of a silhouette, both ways
@@ -40,7 +40,7 @@ class Judged:
     notes: tuple[Note, ...]
 
 
-def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str], cutout: bool) -> Judged:
+def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str], alpha_masks: bool) -> Judged:
     """Judge the images of a capture that have `headers`. Silhouettes are of `training` images alone; a mask that cuts
     an object out counts as alpha. Raises SceneError if no image shows anything."""
 
@@ -48,7 +48,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
         """Silhouette; least and largest alpha, half-transparent pixels, and those too bright to be multiplied by it."""
         pixels, lowest, highest = thinned_image(image.found, headers[image.name])
         alpha, brightest = pixels[..., 3], pixels[..., :3].max(-1)
-        if cutout and image.mask:
+        if alpha_masks and image.mask:
             alpha = alpha * (read_mask(image.mask, alpha.shape[::-1], kind) != capture.white_ignores)
             lowest, highest = alpha.min(), alpha.max()
         rows, columns = (np.arange(SIDE) * side // SIDE for side in alpha.shape)
@@ -61,7 +61,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
     if turned := [name for name, header in headers.items() if header.turn != 1]:
         notes.append(
             f"turned by their EXIF orientation: {len(turned)} of {len(headers)} images (the first: "
-            f"{shown(turned[0])}), so that the poses have to be of the turned images"
+            f"{printable(turned[0])}), so that the poses have to be of the turned images"
         )
     n_threads = threads_to_decode(max((header.decoding_bytes for header in headers.values()), default=1), THREADS)
     with ThreadPoolExecutor(max(1, n_threads)) as pool:
@@ -81,21 +81,22 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
                 "them in 8 bits if they are dark"
             )
         names = set(training)
-        chosen = [image for image in images if headers[image.name].has_alpha or (cutout and image.mask)]
+        chosen = [image for image in images if headers[image.name].has_alpha or (alpha_masks and image.mask)]
         found = _looks(pool, [image for image in chosen if image.name in names], look, _has_transparency)
         if not _has_transparency([one for _, one in found]):  # the test images may have it
             found += _looks(pool, [image for image in chosen if image.name not in names], look, _has_transparency)
-    is_object = cutout or any(header.has_alpha for header in headers.values())
+    is_object = alpha_masks or any(header.has_alpha for header in headers.values())
     if found:
         lowest, highest, edges, brighter = np.array([counts for _, (_, counts) in found]).T
         if lowest.min() >= OPAQUE:
             headers = {name: header._replace(has_alpha=False) for name, header in headers.items()}
-            is_object = cutout
+            is_object = alpha_masks
             notes.append(f"alpha is left out: the {len(found)} images with it are opaque")
         elif highest.max() <= 255 - OPAQUE:
             raise SceneError(
                 f"data.path: alpha is {highest.max()} of 255 at most in the {len(found)} images that were looked at, "
-                f"which shows nothing of them; {'correct their masks' if cutout else 'save them without alpha, as RGB'}"
+                "which shows nothing of them; "
+                f"{'correct their masks' if alpha_masks else 'save them without alpha, as RGB'}"
             )
         elif edges.sum() >= EDGES and not brighter.any():
             text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scene folder -> Scene, of any known format; of photographs and videos after their poses were found."""
+"""A scene folder -> Scene, of any known format; of photos and videos after their poses were found."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from nerfkit.data.capture import Capture
 from nerfkit.data.readers import foreign
 from nerfkit.data.readers.folders import is_folder, list_images
 from nerfkit.data.scene import Scene
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import VIDEOS, solve
-from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
+from nerfkit.data.sfm.photos import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError
-from nerfkit.reading import native_name, shown, why_missing
+from nerfkit.safe_io import missing_hint, native_name, printable
 
 IMAGE_FOLDER = re.compile(r"(images|input|rgb|frames|train|val|test)(_\d+)?", re.I)  # as scenes name it
 
 
-def scene_of(config: Config, frame: Frame | None = None, report: Callable[[str], None] = print) -> Scene:
-    """The scene of `config.data`, as it is trained, scored and shown; with the `frame` of a run, in that frame.
+def scene_of(config: Config, transform: SceneTransform | None = None, report: Callable[[str], None] = print) -> Scene:
+    """The scene of `config.data`, as it is trained, scored and shown; with the `transform` of a run, in that frame.
 
     With a data.box, the files' frame is the model's, and what lies outside of the box counts only if sampling.kind is
     contracted. Otherwise the frame is found, except for a format whose scenes stand in a known box. `report` gets a
     line where poses have to be found.
     """
     data = config.data
-    capture = load_capture(data.path, data.format, data.sfm, report, seeks_points=frame is None)
-    scene = assemble(capture, data, frame, unbounded=config.sampling.kind == "contracted")
+    capture = load_capture(data.path, data.format, data.sfm_dir, report, seeks_points=transform is None)
+    scene = assemble(capture, data, transform, unbounded=config.sampling.kind == "contracted")
     return replace(scene, source=data)
 
 
@@ -43,27 +43,27 @@ def load_scene(
     format: str = "auto",
     downscale: float = 1.0,
     box: tuple[float, ...] | None = None,
-    frame: Frame | None = None,
-    sfm: str = "",
-    cutout: bool = False,
+    transform: SceneTransform | None = None,
+    sfm_dir: str = "",
+    alpha_masks: bool = False,
     unbounded: bool = False,
 ) -> Scene:
     """The scene in folder `path`: `scene_of` for those who have no configuration.
 
     Args:
-        path, format, downscale, sfm: data.path, data.format, data.downscale and data.sfm.
+        path, format, downscale, sfm_dir: data.path, data.format, data.downscale and data.sfm_dir.
         box: x, y, z of the lowest, then the highest corner, in the files' frame, which then is the model's.
-        frame: that of a run which goes on.
-        cutout: masked pixels are transparent instead of ignored.
+        transform: that of a run which goes on.
+        alpha_masks: masked pixels are transparent instead of ignored.
         unbounded: what lies outside of the `box` counts, too.
     """
-    masks, kind = "cutout" if cutout else "ignore", "contracted" if unbounded else None
-    data = DataConfig(path=path, format=format, downscale=downscale, box=box, sfm=sfm, masks=masks)
-    return scene_of(Config(data=data, sampling=SamplingConfig(kind=kind)), frame)
+    masks, kind = "alpha" if alpha_masks else "ignore", "contracted" if unbounded else None
+    data = DataConfig(path=path, format=format, downscale=downscale, box=box, sfm_dir=sfm_dir, masks=masks)
+    return scene_of(Config(data=data, sampling=SamplingConfig(kind=kind)), transform)
 
 
 def load_capture(
-    path: str, format: str = "auto", sfm: str = "", report: Callable[[str], None] = print, seeks_points: bool = True
+    path: str, format: str = "auto", sfm_dir: str = "", report: Callable[[str], None] = print, seeks_points: bool = True
 ) -> Capture:
     """What a reader finds at `path`, and its image files; `report` gets a line where poses have to be found.
 
@@ -73,32 +73,32 @@ def load_capture(
     folder, formats = look_at(path, format)
     if formats:
         return resolve_files(readers.read(folder, formats, seeks_points), folder)
-    report(f"{shown(folder)} has no camera poses; they are looked for")
+    report(f"{printable(folder)} has no camera poses; they are looked for")
     if beside := foreign.poses_beside(folder):
         report(f"warning: {beside}")
-    solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
+    solved = solve(folder, _path(sfm_dir, "data.sfm_dir") if sfm_dir else None, report)
     return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
 
 
 def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
-    """The folder or video of a scene, and the formats to read it as: none for photographs without poses."""
+    """The folder or video of a scene, and the formats to read it as: none for photos without poses."""
     if not path:
         raise SceneError("no scene given: nerfkit train SCENE, or data.path, takes the folder of a scene")
     folder = _path(path, "data.path")
     if not os.path.isdir(folder) and not (os.path.isfile(folder) and folder.suffix.lower() in VIDEOS):
-        what = f"is not a folder, nor a video; is the folder {shown(folder.parent)} meant?"
-        raise SceneError(f"data.path: {shown(folder)} {what if os.path.lexists(folder) else why_missing(folder)}")
+        what = f"is not a folder, nor a video; is the folder {printable(folder.parent)} meant?"
+        raise SceneError(f"data.path: {printable(folder)} {what if os.path.lexists(folder) else missing_hint(folder)}")
     if format not in ("auto", *readers.READERS):
         raise SceneError(f"data.format: unknown format {format!r}; known: auto, {', '.join(readers.READERS)}")
     found = readers.formats_of(folder)
     if format != "auto" and format not in found and found:
         raise SceneError(
-            f"data.format: {format} needs {readers.READERS[format].needs}, but {shown(folder)} looks like "
+            f"data.format: {format} needs {readers.READERS[format].needs}, but {printable(folder)} looks like "
             f"{' or '.join(found)}: leave out --data.format, or choose {' or '.join(found)}"
         )
     if formats := found if format == "auto" else [format]:
         return folder, formats
-    _check_photographs(folder, foreign.poses_beside(folder))
+    _check_photos(folder, foreign.poses_beside(folder))
     return folder, []
 
 
@@ -112,11 +112,11 @@ def _path(text: str, option: str) -> Path:
     try:
         return Path(native_name(text)).expanduser()
     except (RuntimeError, ValueError) as error:  # an unknown user; an invalid file name
-        raise SceneError(f"{option}: {shown(text)} cannot be a folder: {error}") from None
+        raise SceneError(f"{option}: {printable(text)} cannot be a folder: {error}") from None
 
 
-def _check_photographs(folder: Path, beside: str) -> None:
-    """Raise SceneError for a folder without photographs, in its sub-folder images or others that are no scenes, or one
+def _check_photos(folder: Path, beside: str) -> None:
+    """Raise SceneError for a folder without photos, in its sub-folder images or others that are no scenes, or one
     that is of a scene with poses; `beside` says what else is there."""
     if folder.is_file():  # a video
         return
@@ -126,12 +126,12 @@ def _check_photographs(folder: Path, beside: str) -> None:
     files = (file for at in [place, *([] if scenes else inner)] for file in at.glob("*"))
     if not any(file.suffix.lower() in (*SUFFIXES, *OTHERS) for file in files):
         expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
-        expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
+        expected += "; otherwise photos (JPEG, PNG, WebP) or a video, of which poses are found"
         within = scenes or [(place / name).parent for name in list_images(place)[:1]]
-        meant = f"; is {' or '.join(map(shown, within[:3]))} meant?" if within else ""
+        meant = f"; is {' or '.join(map(printable, within[:3]))} meant?" if within else ""
         known = f"{beside}; there is " if beside else ""
-        raise SceneError(f"data.path: {known}no known scene format in {shown(folder)} ({expected}){meant}")
+        raise SceneError(f"data.path: {known}no known scene format in {printable(folder)} ({expected}){meant}")
     folder = folder.resolve()
     if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
-        scene = shown(folder.parent)
-        raise SceneError(f"data.path: {shown(folder)} holds the images of the scene {scene}; give that folder")
+        scene = printable(folder.parent)
+        raise SceneError(f"data.path: {printable(folder)} holds the images of the scene {scene}; give that folder")

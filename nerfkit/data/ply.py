@@ -15,7 +15,7 @@ from nerfkit.data.capture import Points
 from nerfkit.errors import SceneError
 from nerfkit.files import atomic_write
 from nerfkit.limits import COORDINATE_LIMIT
-from nerfkit.reading import read_regular, shown
+from nerfkit.safe_io import printable, read_regular
 
 FILE_LIMIT = 2**30  # bytes
 HEADER_LIMIT = 2**16  # bytes
@@ -41,15 +41,17 @@ class _Element(NamedTuple):
         """Of a thing in a binary file, whose properties have to be single numbers."""
         names = [name for name, _ in self.fields]
         if not all(kind for _, kind in self.fields):
-            raise SceneError(f"{where}: a list is not supported in element {shown(self.name)}; leave it out")
+            raise SceneError(f"{where}: a list is not supported in element {printable(self.name)}; leave it out")
         if len(set(names)) != len(names):
-            raise SceneError(f"{where}: a property of '{shown(self.name)}' is there twice: {shown(', '.join(names))}")
+            raise SceneError(
+                f"{where}: a property of '{printable(self.name)}' is there twice: {printable(', '.join(names))}"
+            )
         return np.dtype(self.fields)
 
 
 def read_points(file: Path) -> Points:
     """The points of a PLY file, of which no image is known; gray where it has no colors."""
-    content, where = read_regular(file, FILE_LIMIT, "point cloud", SceneError), shown(file)
+    content, where = read_regular(file, FILE_LIMIT, "point cloud", SceneError), printable(file)
     mark = content.find(b"end_header", 0, HEADER_LIMIT)
     start = content.find(b"\n", mark) + 1
     if not content.startswith(b"ply") or mark < 0 or not start:
@@ -107,14 +109,14 @@ def _header(text: str, where: str) -> tuple[str, list[_Element]]:
             case ["format", format, _] if format in FORMATS:
                 pass
             case ["format", format, *_]:
-                raise SceneError(f"{where}: format {shown(format)} is not supported; give {' or '.join(FORMATS)}")
+                raise SceneError(f"{where}: format {printable(format)} is not supported; give {' or '.join(FORMATS)}")
             case ["element", name, number] if number.isdecimal() and len(number) <= 12:
                 elements.append(_Element(name, int(number), []))
             case ["property", "list", *_, name] if elements:
                 elements[-1].fields.append((name, ""))
             case ["property", kind, name] if elements:
                 if kind not in TYPES:
-                    raise SceneError(f"{where}: property {shown(name)} has the unknown type {shown(kind)}")
+                    raise SceneError(f"{where}: property {printable(name)} has the unknown type {printable(kind)}")
                 elements[-1].fields.append((name, TYPES[kind]))
             case ["ply"] | ["comment" | "obj_info", *_] | []:
                 pass
@@ -133,7 +135,7 @@ def _ascii(text: bytes, skipped: int, vertex: _Element, where: str) -> dict[str,
             warnings.simplefilter("ignore")  # of a file without rows, which are counted below
             rows = np.loadtxt(io.BytesIO(text), skiprows=skipped, max_rows=vertex.count, comments=None, ndmin=2)
     except ValueError as error:
-        raise SceneError(f"{where}: a vertex is not a line of {len(names)} numbers ({shown(str(error))})") from None
+        raise SceneError(f"{where}: a vertex is not a line of {len(names)} numbers ({printable(str(error))})") from None
     if rows.shape != (vertex.count, len(names)):
         raise SceneError(
             f"{where}: {vertex.count} points of {len(names)} values are announced, "

@@ -17,10 +17,10 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.capture import Note, Points
 from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, MaskKind, read_image, read_mask
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 from nerfkit.threads import cores
 
 MAX_THREADS = 32  # of decoding
@@ -35,7 +35,7 @@ class Views:
     headers: list[ImageHeader]  # of each file
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
     white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
-    cutout: bool = False  # masked pixels are transparent, not ignored
+    alpha_masks: bool = False  # masked pixels are transparent, not ignored
     mask_kind: MaskKind = MaskKind()
 
     def __getitem__(self, chosen: list[int]) -> Views:
@@ -46,7 +46,7 @@ class Views:
     @property
     def channels(self) -> int:
         """4 where one of the images has alpha or is cut out, else 3."""
-        return 4 if any(header.has_alpha for header in self.headers) or (self.cutout and any(self.masks)) else 3
+        return 4 if any(header.has_alpha for header in self.headers) or (self.alpha_masks and any(self.masks)) else 3
 
     @property
     def names(self) -> list[str]:
@@ -66,7 +66,7 @@ class Views:
 
     @property
     def _ignores(self) -> bool:  # whether some pixels may not count
-        return any(self.masks) and not self.cutout
+        return any(self.masks) and not self.alpha_masks
 
     def load(self, progress_bar: bool = False) -> ImagePool:
         """All images, resized to their cameras' sizes by area, and which of their pixels do not count.
@@ -105,7 +105,7 @@ class Views:
             color = "white" if self.white_ignores else "black"
             raise SceneError(
                 f"masks leave nothing of the {len(self.files)} images: all pixels are {color}, which is ignored "
-                f"(the first: {shown(self.masks[0])}); correct the masks, or take them away to use all pixels"
+                f"(the first: {printable(self.masks[0])}); correct the masks, or take them away to use all pixels"
             )
         return ImagePool(pixels, first, tuple(sizes), ignored)
 
@@ -124,7 +124,7 @@ def threads_to_decode(n_bytes: int, most: int, kept: int = 0) -> int:
     return most if free is None else max(0, min(most, (free - kept) // n_bytes))
 
 
-def in_words(sizes: list[tuple[int, int]]) -> str:
+def format_sizes(sizes: list[tuple[int, int]]) -> str:
     """Image sizes, `640x480`, or how many there are of them."""
     counts = Counter(f"{width}x{height}" for width, height in sizes)
     if len(counts) == 1:
@@ -140,7 +140,7 @@ class Scene:
     format: str  # of readers.READERS
     views: dict[str, Views]
     up: tuple[float, float, float]  # world axis that points up
-    frame: Frame | None = None  # how the model's frame lies in that of the files; None where they are one
+    transform: SceneTransform | None = None  # how the model's frame lies in that of the files; None where they are one
     notes: tuple[Note, ...] = ()  # what a user should know
     format_again: str = "auto"  # data.format that reads the same scene again
     points: Points | None = None  # sparse points of the files, in their frame
@@ -151,7 +151,7 @@ class Scene:
     @property
     def is_place(self) -> bool:
         """Whether what was photographed surrounds the object, or there is none."""
-        return self.frame is not None and self.frame.kind != "object"
+        return self.transform is not None and self.transform.kind != "object"
 
     def split(self, name: str) -> Views:
         """Views of one split; raises SceneError if the scene has none."""

@@ -18,22 +18,22 @@ from nerfkit.data.images.pixels import image_header
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.colmap import writer as colmap
 from nerfkit.data.readers.transforms.writer import check_writable, write_transforms
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import SceneError, UserError
 from nerfkit.export.writing import OutputFolder
 from nerfkit.files import OwnFolder
-from nerfkit.reading import shown
 from nerfkit.rendering.paths import to_nerfstudio
+from nerfkit.safe_io import printable
 from nerfkit.training.run.load import Run
 
 FORMATS = ("transforms", "colmap", "path")
 TRANSFORMS, POINTS, MODEL, PATH = "transforms.json", "transforms_points.ply", "colmap", "camera_path.json"
 SPLITS = ("train", "val", "test")  # of transforms.json
-MOVED = {"given": 1e-3, "refine": 0.2}  # by data.poses, how far a camera may be from the scene's, of the spread of all
+MOVED = {False: 1e-3, True: 0.2}  # by pose_optimization: how far off a camera may be, of their spread
 
 
-def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Capture:
-    """The run's cameras, poses as float64 in the frame that `frame` leads back to, images by the run's names."""
+def capture_of(run: Run, splits: tuple[str, ...], transform: SceneTransform | None) -> Capture:
+    """The run's cameras, poses as float64 in the frame that `transform` leads back to, images by the run's names."""
     images: list[PosedImage] = []
     of_split: dict[str, list[str]] = {}
     alike = Counter(str(entry["file_path"]) for split in splits for entry in run.scene.splits[split]["frames"])
@@ -42,7 +42,7 @@ def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Captur
         poses = cameras.camera_to_world.double().numpy()
         left, _, right = np.linalg.svd(poses[:, :, :3])
         poses[:, :, :3] = left @ right  # the nearest rotations: these are some in float32 alone
-        poses = frame.to_input(poses) if frame is not None else poses
+        poses = transform.to_input(poses) if transform is not None else poses
         for view, entry in enumerate(run.scene.splits[split]["frames"]):
             name = str(entry["file_path"])
             name = f"{split}/{name}" if alike[name] > 1 else name
@@ -53,14 +53,14 @@ def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Captur
     return Capture(run.scene.name, "run", images, splits=of_split)
 
 
-def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Capture, Path | None, str]:
+def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Capture, Path | None, str]:
     """The capture with the files of the scene's images and its sparse points, where they are at hand, and a note.
 
     Between them, the folder in which the names of the images are their files; None if they are not at hand.
     """
     data, as_in_run = run.config.data, "images are named as in the run, without folders"
     try:
-        scene = load_capture(data.path, data.format, data.sfm, lambda text: None, seeks_points=False)
+        scene = load_capture(data.path, data.format, data.sfm_dir, lambda text: None, seeks_points=False)
     except (UserError, OSError) as error:
         return capture, None, f"{as_in_run}: the scene is not at hand ({error})"
     folder, scene = _named_from_a_folder(scene)
@@ -69,7 +69,7 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
     found = [at_hand.get(image.name) or at_hand.get(f"{split_of[image.name]}/{image.name}") for image in capture.images]
     pairs = list(zip(capture.images, found, strict=True))
     if missing := [image.name for image, there in pairs if there is None]:
-        return capture, None, f"{as_in_run}: which image is {shown(missing[0])} is not clear"
+        return capture, None, f"{as_in_run}: which image is {printable(missing[0])} is not clear"
     names = {image.name: there.name for image, there in pairs}
     try:
         images = [_of_file(*pair) for pair in pairs]
@@ -85,9 +85,9 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
     capture = replace(capture, images=images, splits=splits)
     if scene.points is None:
         about_points = "no sparse points: the scene has none"
-    elif not frame_is_files:
+    elif not is_in_files_world:
         about_points = "no sparse points in --frame model"
-    elif not _stand_alike(capture.images, found, MOVED[data.poses]):
+    elif not _stand_alike(capture.images, found, MOVED[data.pose_optimization]):
         about_points = "no sparse points: the scene's cameras are not where the run's are"
     else:
         about_points = f"{len(scene.points.positions)} sparse points of the scene"
@@ -162,15 +162,17 @@ def _listed(capture: Capture) -> Capture:
     return replace(capture, splits={split: names for split, names in capture.splits.items() if split in SPLITS})
 
 
-def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder, of_run: Capture | None = None) -> list[str]:
+def write(
+    capture: Capture, formats: tuple[str, ...], output: OutputFolder, from_run: Capture | None = None
+) -> list[str]:
     """Write the files of FORMATS; their names. Raises an error that names what a format cannot hold.
 
-    A camera path, which has no images, is of the size that the run has, where `of_run` is given.
+    A camera path, which has no images, is of the size that the run has, where `from_run` is given.
     """
     names = []
     if "path" in formats:
         names.append(PATH)
-        output.folder.write(PATH, json.dumps(path_of(of_run or capture), indent=1))
+        output.folder.write(PATH, json.dumps(path_of(from_run or capture), indent=1))
     if "transforms" in formats:
         names += [TRANSFORMS] if capture.points is None else [TRANSFORMS, POINTS]
         for name in names:
@@ -191,10 +193,10 @@ def path_of(capture: Capture) -> dict[str, Any]:
         lens = image.lens
         if not lens.is_pinhole:
             raise UserError(
-                f"image {shown(image.name)}: a camera path cannot hold the lens {lens.model} with its distortion"
+                f"image {printable(image.name)}: a camera path cannot hold the lens {lens.model} with its distortion"
             )
         if (lens.width, lens.height) != (capture.images[0].lens.width, capture.images[0].lens.height):
-            raise UserError(f"image {shown(image.name)}: a camera path has one size, but images differ")
+            raise UserError(f"image {printable(image.name)}: a camera path has one size, but images differ")
     first = capture.images[0].lens
     poses = np.stack([image.camera_to_world for image in capture.images])
     return to_nerfstudio(poses, np.array([image.lens.focal[1] for image in capture.images]), first.width, first.height)

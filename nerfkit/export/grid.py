@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nerfkit.config import Config
 from nerfkit.crop import Crop
-from nerfkit.data.scene_transform.frame import Frame, corner_text
+from nerfkit.data.scene_transform.transform import SceneTransform, corner_text
 from nerfkit.errors import UserError
 from nerfkit.export.writing import optional
 from nerfkit.model.base import Model
@@ -29,7 +29,7 @@ NUDGE = 5e-4  # values are kept this far from the level, so that no vertex falls
 NO_EDGE = -1  # of vertices inside of a cell
 
 
-def domain(model: Model, config: Config, crop: Crop | None, frame: Frame | None) -> np.ndarray:
+def domain(model: Model, config: Config, crop: Crop | None, transform: SceneTransform | None) -> np.ndarray:
     """The box [2, 3] float64, in the model's frame, that holds what is exported.
 
     It is where the sampler looks, cut to the crop's bounds. Raises UserError if nothing is left. In unbounded space it
@@ -46,8 +46,8 @@ def domain(model: Model, config: Config, crop: Crop | None, frame: Frame | None)
     cut = np.stack([np.maximum(box[0], bounds[0]), np.minimum(box[1], bounds[1])])
     if not (cut[0] < cut[1]).all():
         corners = np.array(list(itertools.product(*box.T)))  # [8, 3]
-        if crop.frame == "files" and frame is not None:
-            corners = frame.to_input(corners)
+        if crop.frame == "files" and transform is not None:
+            corners = transform.to_input(corners)
         raise UserError(
             f"the crop from {corner_text(np.array([crop.low, crop.high]))} (frame: {crop.frame}) lies outside of what "
             f"the run has, from {corner_text(np.stack([corners.min(axis=0), corners.max(axis=0)]))}; change --crop, or "

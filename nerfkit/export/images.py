@@ -8,23 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.export.writing import optional
 from nerfkit.rendering.images import npz_bytes
 
 FORMATS = ("exr", "npz")
 
 
-def in_files(images: dict[str, np.ndarray], frame: Frame | None) -> dict[str, np.ndarray]:
+def in_files(images: dict[str, np.ndarray], transform: SceneTransform | None) -> dict[str, np.ndarray]:
     """Depths in the units, and normals along the axes, of the scene's files."""
-    if frame is None:
+    if transform is None:
         return images
     moved = dict(images)
     for name, values in images.items():
         if name.startswith("depth"):
-            moved[name] = frame.distance_to_input(values).astype(np.float32)
+            moved[name] = transform.distance_to_input(values).astype(np.float32)
         if name == "normal":
-            moved[name] = frame.directions_to_input(values.astype(np.float64)).astype(np.float32)
+            moved[name] = transform.directions_to_input(values.astype(np.float64)).astype(np.float32)
     return moved
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.crop import Crop
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
 from nerfkit.export.fields import DensityField, DepthField
@@ -49,11 +49,11 @@ class Mesh:
         number = np.cumsum(used) - 1
         return Mesh(self.vertices[used], number[self.faces[faces]], self.normals[used], self.colors[used])
 
-    def in_files(self, frame: Frame | None) -> Mesh:
-        if frame is None:
+    def in_files(self, transform: SceneTransform | None) -> Mesh:
+        if transform is None:
             return self
-        normals = frame.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)
-        return replace(self, vertices=frame.to_input(self.vertices), normals=normals)
+        normals = transform.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)
+        return replace(self, vertices=transform.to_input(self.vertices), normals=normals)
 
 
 def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:

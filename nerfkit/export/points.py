@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.crop import Crop
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import UserError
 from nerfkit.export.views import View, Views
 from nerfkit.export.writing import EmptyError, columns, needs_double, optional, oriented_columns, ply_bytes
@@ -47,11 +47,11 @@ class PointCloud:
     def __getitem__(self, rows: np.ndarray) -> PointCloud:
         return PointCloud(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
-    def in_files(self, frame: Frame | None) -> PointCloud:
-        if frame is None:
+    def in_files(self, transform: SceneTransform | None) -> PointCloud:
+        if transform is None:
             return self
-        normals = frame.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)
-        return PointCloud(frame.to_input(self.positions), normals, self.colors, self.opacity, self.counts)
+        normals = transform.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)
+        return PointCloud(transform.to_input(self.positions), normals, self.colors, self.opacity, self.counts)
 
     def ply(self) -> bytes:
         colors = (self.colors * 255 + 0.5).clip(0, 255).astype(np.uint8)

@@ -20,7 +20,7 @@ import numpy as np
 
 from nerfkit.errors import RunError, UserError
 from nerfkit.files import MARKER, OwnFolder, atomic_write
-from nerfkit.reading import open_regular, shown
+from nerfkit.safe_io import open_regular, printable
 from nerfkit.training.run.folder import RunFolder
 
 PACKAGES = {"skimage.measure": "scikit-image", "scipy.sparse": "scipy", "scipy.spatial": "scipy"}  # where names differ
@@ -65,11 +65,13 @@ class Output:
         elif ending in known:
             self.formats, self.stem = (ending,), self.stem.with_suffix("")
         elif ending.isalpha():
-            raise UserError(f"--out {shown(self.stem)}: the format .{ending} is not written, only {', '.join(known)}")
+            raise UserError(
+                f"--out {printable(self.stem)}: the format .{ending} is not written, only {', '.join(known)}"
+            )
         try:
             self.stem.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"--out: cannot create the folder {shown(self.stem.parent)}: {error.strerror}") from None
+            raise RunError(f"--out: cannot create the folder {printable(self.stem.parent)}: {error.strerror}") from None
         self.about = self.stem.with_name(self.stem.name + ABOUT)
 
     def file(self, format: str) -> Path:
@@ -79,7 +81,7 @@ class Output:
         """Raise RunError if a file is there already, before anything is computed."""
         for file in (*map(self.file, self.formats), self.about):
             if os.path.lexists(file) and (not overwrite or file.is_dir()):
-                raise RunError(f"{shown(file)} exists; choose another --out, or replace it with --overwrite")
+                raise RunError(f"{printable(file)} exists; choose another --out, or replace it with --overwrite")
 
     def write(self, content: dict[str, bytes], about: dict[str, Any]) -> list[Path]:
         """Write the content of each format and what there is to say about it; the files."""
@@ -110,7 +112,8 @@ class OutputFolder:
             if not overwrite:
                 self.folder.unlock()
                 raise RunError(
-                    f"{shown(self.path)} holds an export already; choose another --out, or replace it with --overwrite"
+                    f"{printable(self.path)} holds an export already; choose another --out, or replace it with "
+                    "--overwrite"
                 )
             self.folder.clear()
         _go_on(self.folder, UNFINISHED, key)

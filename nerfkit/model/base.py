@@ -39,7 +39,7 @@ class Model(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("forward", "density", "normals", "observe", "update", "sees"):
+        for name in ("forward", "density", "normals", "set_training_cameras", "update", "hits"):
             method = getattr(cls, name)  # of the class, or of one that it derives from besides Model
             if not hasattr(method, "on_own_backends"):
                 setattr(cls, name, _on_own_backends(method))
@@ -72,15 +72,15 @@ class Model(nn.Module):
             (gradient,) = torch.autograd.grad(self._height(positions).sum(), positions)
         return -nn.functional.normalize(gradient, dim=-1)
 
-    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
+    def set_training_cameras(self, cameras: Cameras, all_at_once: bool = True) -> None:
         """Called once, before training: its cameras, and whether each step may draw from all of them."""
-        if (sampler := self._sampler()) and hasattr(sampler, "observe"):
-            sampler.observe(cameras, all_at_once)
+        if (sampler := self._sampler()) and hasattr(sampler, "set_training_cameras"):
+            sampler.set_training_cameras(cameras, all_at_once)
 
-    def agree(self, processes: Processes) -> None:
+    def sync_ranks(self, processes: Processes) -> None:
         """Called before `update` where several processes train: make equal what their own rays have changed."""
-        if (sampler := self._sampler()) and hasattr(sampler, "agree"):
-            sampler.agree(processes)
+        if (sampler := self._sampler()) and hasattr(sampler, "sync_ranks"):
+            sampler.sync_ranks(processes)
 
     def tables(self) -> list[Tensor]:
         """Parameters that shrink in training at a learning rate of 0.02: `nerfkit.training.step.optim.decay_tables`."""
@@ -91,10 +91,10 @@ class Model(nn.Module):
         if sampler := self._sampler():
             sampler.update(self.density, step)
 
-    def sees(self, rays: Rays) -> Tensor:
+    def hits(self, rays: Rays) -> Tensor:
         """Which rays [R] can have samples, bool."""
         if sampler := self._sampler():
-            return sampler.sees(rays)
+            return sampler.hits(rays)
         return torch.ones(rays.origins.shape[0], dtype=torch.bool, device=rays.origins.device)
 
     def stats(self) -> dict[str, float]:

@@ -47,17 +47,17 @@ class OccupancyGrid(nn.Module, ABC):
         self.register_buffer("occupancy", torch.ones(side, side, side, dtype=torch.bool))
         self.register_buffer("threshold", torch.zeros(()))  # opacity below which samples are not rendered
         self.register_buffer("seen", torch.ones(side, side, side, dtype=torch.bool))  # by a training camera
-        self.empties = True  # blocks that no ray reaches
+        self.prunes_unreached = True  # blocks that no ray reaches
         blocks = (-(-side // BLOCK),) * 3
         self.register_buffer("unreached", torch.zeros(blocks, dtype=torch.uint8))  # updates since a ray was in a block
 
     @abstractmethod
-    def points_in(self, unit: Tensor) -> Tensor:
+    def to_world(self, unit: Tensor) -> Tensor:
         """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
 
     @abstractmethod
-    def unit_of(self, positions: Tensor) -> Tensor:
-        """Positions in the grid, [M, 3] in [0, 1], of world positions [M, 3]: the inverse of `points_in`."""
+    def to_unit(self, positions: Tensor) -> Tensor:
+        """Positions in the grid, [M, 3] in [0, 1], of world positions [M, 3]: the inverse of `to_world`."""
 
     def stats(self) -> dict[str, float]:
         """Shares of the cells that are occupied, and that a training camera sees; of blocks that rays reach."""
@@ -75,17 +75,17 @@ class OccupancyGrid(nn.Module, ABC):
         if step % self.update_every:
             return
         is_warmed_up = step >= self.warmup_steps
-        if self.empties and is_warmed_up:
+        if self.prunes_unreached and is_warmed_up:
             torch.where(self.unreached < 255, self.unreached + 1, self.unreached, out=self.unreached)
         opacity = self.opacity.flatten()
         cells = self._some_cells() if is_warmed_up else torch.arange(len(opacity), device=opacity.device)
         opacity *= OCCUPANCY_DECAY
         for chunk in cells.split(2**18):
             points = self._random_points(chunk)
-            evaluated = -torch.expm1(-density_fn(points) * self.config.step)
+            evaluated = -torch.expm1(-density_fn(points) * self.config.step_size)
             opacity.scatter_reduce_(0, chunk, evaluated, "amax")
         mean = (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)  # of cells that may be occupied
-        threshold = mean.clamp(max=self.config.occupancy_threshold)
+        threshold = mean.clamp(max=self.config.alpha_threshold)
         torch.gt(self.opacity, threshold, out=self.occupancy)
         self.occupancy &= self.seen
         self.occupancy &= self._cells(self.unreached < REACHED_UPDATES, margin=1)
@@ -93,23 +93,23 @@ class OccupancyGrid(nn.Module, ABC):
             self.threshold.copy_(threshold)
 
     @torch.no_grad()
-    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
+    def set_training_cameras(self, cameras: Cameras, all_at_once: bool = True) -> None:
         """Note which cells a camera sees at least `near` away; all others stay empty. Unless all images are drawn from
         `all_at_once`, no block is emptied for want of rays: what is seen in some images alone has none for a while."""
         self.seen.copy_(self._seen_cells(cameras))
         self.occupancy &= self.seen
-        self.empties = all_at_once
+        self.prunes_unreached = all_at_once
 
-    def agree(self, processes: Processes) -> None:
+    def sync_ranks(self, processes: Processes) -> None:
         """What the rays of one of several processes reach is reached for all."""
         if processes.size > 1:
-            self.unreached.copy_(255 - processes.most(255 - self.unreached))
+            self.unreached.copy_(255 - processes.all_reduce_max(255 - self.unreached))
 
-    def _note_reached(self, positions: Tensor, is_used: Tensor) -> None:
+    def mark_reached(self, positions: Tensor, is_used: Tensor) -> None:
         """Note the blocks of samples at world positions [N, 3]; rows that are used, bool [N], come first."""
         side = self.unreached.shape[0]
         a_unit = self.config.occupancy_resolution / BLOCK  # blocks
-        block = (self.unit_of(positions) * a_unit).long().clamp_(0, side - 1)  # [N, 3]
+        block = (self.to_unit(positions) * a_unit).long().clamp_(0, side - 1)  # [N, 3]
         index = (block[:, 0] * side + block[:, 1]) * side + block[:, 2]
         self.unreached.view(-1).index_fill_(0, torch.where(is_used, index, index[:1]), 0)
 
@@ -127,7 +127,7 @@ class OccupancyGrid(nn.Module, ABC):
         middles = (torch.arange(n_blocks, device=self.box.device) + 0.5) * BLOCK / self.config.occupancy_resolution
         unit = torch.cartesian_prod(middles, middles, middles)  # [n_blocks^3, 3]
         few = min(VIEWERS, 1 + len(cameras) // 8)
-        parts = [self._viewers(self.points_in(part), cameras, few) for part in unit.split(MAX_POINTS)]
+        parts = [self._viewers(self.to_world(part), cameras, few) for part in unit.split(MAX_POINTS)]
         viewers, nearest = (torch.cat(part).view(n_blocks, n_blocks, n_blocks) for part in zip(*parts, strict=True))
         close = min(CLOSE * self.config.near, (self.box[1] - self.box[0]).max().item() / 4)
         return self._cells(viewers > 0, margin=1) & ~self._cells((viewers < few) & (nearest < close))
@@ -167,4 +167,4 @@ class OccupancyGrid(nn.Module, ABC):
         side = self.config.occupancy_resolution
         corner = torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)  # [M, 3] int64, in cells
         shift = torch.rand(corner.shape, device=cells.device, generator=generator_on(cells.device))
-        return self.points_in((corner + shift) / side)
+        return self.to_world((corner + shift) / side)

@@ -15,7 +15,7 @@ from nerfkit.config import Config
 from nerfkit.errors import ConfigError
 from nerfkit.model.base import Model
 from nerfkit.model.renderer import Renderer
-from nerfkit.reading import did_you_mean
+from nerfkit.safe_io import did_you_mean
 
 MODELS: dict[str, type[Model]] = {"field": Renderer}
 

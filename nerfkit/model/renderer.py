@@ -46,7 +46,7 @@ class Renderer(Model):
         width = getattr(self.encoder, "n_outputs", channels)
         self.aggregator = self.build_aggregator(config, width)
         context = (width,) * (self.encoder is not None)
-        context += (getattr(self.aggregator, "n_state", 0),) * (self.aggregator is not None)
+        context += (getattr(self.aggregator, "lltm_size", 0),) * (self.aggregator is not None)
         self.decoder = self.build_decoder(config, channels, context)
 
     def build_grid(self, config: Config) -> torch.nn.Module:
@@ -58,7 +58,7 @@ class Renderer(Model):
         return RayEncoder(channels) if config.model.encoder else None
 
     def build_aggregator(self, config: Config, channels: int) -> torch.nn.Module | None:
-        """Encoded [N, channels], ray_offsets [R+1] -> state [N, n_state of the module]; or none."""
+        """Encoded [N, channels], ray_offsets [R+1] -> state [N, lltm_size of the module]; or none."""
         return RayAggregator(channels) if config.model.aggregator else None
 
     def build_decoder(self, config: Config, channels: int, context: tuple[int, ...]) -> torch.nn.Module:
@@ -78,10 +78,10 @@ class Renderer(Model):
             features = self.grid(samples.positions)
             encoded = self.encoder(features, samples.ray_offsets) if self.encoder else features
             state = self.aggregator(encoded, samples.ray_offsets) if self.aggregator else None
-            density, embedding = self.decoder.density(features)
-            directions = spherical_harmonics(rays.directions, samples.ray_index, embedding.dtype)  # [N, 16]
+            density, geometry_features = self.decoder.density(features)
+            directions = spherical_harmonics(rays.directions, samples.ray_index, geometry_features.dtype)  # [N, 16]
             context = [x for x, stage in ((encoded, self.encoder), (state, self.aggregator)) if stage]
-            rgb = self.decoder.color(embedding, directions, *context)
+            rgb = self.decoder.color(geometry_features, directions, *context)
             if self.training:
                 self.sampler.fade_in(samples, density, rgb)
             return composite_samples(samples, density, rgb, background)
@@ -104,7 +104,7 @@ class Renderer(Model):
             dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32
             unfit["mlp"] = self.decoder.why_no_kernel(device, dtype)
         if isinstance(self.aggregator, RayAggregator):
-            unfit["lltm"] = why_no_lltm(device, self.aggregator.n_state, self.aggregator.n_input)
+            unfit["lltm"] = why_no_lltm(device, self.aggregator.lltm_size, self.aggregator.n_input)
         return unfit
 
     def autocast(self, device: torch.device) -> AbstractContextManager:

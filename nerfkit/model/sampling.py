@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config, SamplingConfig
-from nerfkit.contraction import contract, exponential_ladder, uncontract
+from nerfkit.contraction import contract, exponential_edges, uncontract
 from nerfkit.data.cameras.cameras import Rays
 from nerfkit.model.occupancy import DensityFn, OccupancyGrid
 from nerfkit.ops import compact_samples, count_visible, march
@@ -20,7 +20,7 @@ from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offset
 FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
 MAX_ROWS = 2**23  # whose density is evaluated at a time, in two passes
-FADE_IN_STEPS = 1000  # of a training in unbounded space, in which what is near a camera learns slower
+FADE_IN_STEPS = 1000  # of a training in unbounded space: what is near a camera learns slower; an eighth at most
 MAX_CANDIDATES = 2**25  # intervals in occupied cells, about, that the rays of an image have at a time
 
 
@@ -49,14 +49,14 @@ class OccupancySampler(OccupancyGrid):
     The rows of a ray, from one step to the next; with a capacity all arrays have a fixed number of rows:
 
         marched  a b c d e f g h   in occupied cells
-        visible  a b c d e         until the ray's transmittance falls to `min_transmittance`
+        visible  a b c d e         until the ray's transmittance falls to `early_stop_transmittance`
         kept     a   c d           of an opacity that counts
         samples  a c d             of the rays that fit into the capacity, with positions; padding rays take the rest
     """
 
     ops = ("march", "count_visible", "compact_samples")
-    min_transmittance = 1e-3  # where a ray ends
-    candidates_per_sample = 6.0  # of a capacity: marched intervals for each that is rendered
+    early_stop_transmittance = 1e-3  # where a ray ends
+    march_capacity_ratio = 6.0  # of a capacity: marched intervals for each that is rendered
 
     @abstractmethod
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,8 +65,8 @@ class OccupancySampler(OccupancyGrid):
     def forward(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Samples:
-        """Visible samples: in occupied cells, until the ray's transmittance falls to `min_transmittance`, but for those
-        whose opacity is below `threshold`.
+        """Visible samples: in occupied cells, until the ray's transmittance falls to `early_stop_transmittance`, but
+        for those whose opacity is below `threshold`.
 
         `jitter` [R] in [0, 1] shifts the samples of a ray, in steps. With a `capacity` there are that many samples and
         nothing synchronizes with the GPU: rays beyond the capacity are not complete and get no samples, and unused
@@ -75,7 +75,7 @@ class OccupancySampler(OccupancyGrid):
         """
         waits = capacity is None  # for the GPU to tell how many rows there are
         with torch.no_grad():
-            march_capacity = None if waits else int(capacity * self.candidates_per_sample)
+            march_capacity = None if waits else int(capacity * self.march_capacity_ratio)
             t_starts, t_ends, ray_offsets = self.march(rays, jitter, march_capacity)
             ray_offsets, are_marched = truncate_offsets(ray_offsets, len(t_starts))
             marched = Intervals(t_starts, t_ends, ray_offsets)
@@ -86,7 +86,7 @@ class OccupancySampler(OccupancyGrid):
             if not waits:
                 ray_offsets = pad_offsets(ray_offsets, capacity)
         if self.training and torch.is_grad_enabled():  # not where a view is scored, or its pose is looked for
-            self._note_reached(positions, t_ends > t_starts)
+            self.mark_reached(positions, t_ends > t_starts)
         if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
             middle = ((t_starts + t_ends) / 2)[:, None]  # [N, 1]
             origins, directions = (x.index_select(0, ray_index) for x in rays[:2])  # [N, 3]; summed back without a sort
@@ -100,7 +100,7 @@ class OccupancySampler(OccupancyGrid):
     def _kept(self, rays: Rays, marched: Intervals, density: Tensor, waits: bool) -> Intervals:
         """Of the marched intervals, with their `density` [M], the visible ones of an opacity that counts: a small part
         of all. NaN counts, for the loss has to show it."""
-        ray_offsets = offsets_from_counts(count_visible(density, *marched, self.min_transmittance))
+        ray_offsets = offsets_from_counts(count_visible(density, *marched, self.early_stop_transmittance))
         n_rows = int(ray_offsets[-1]) if waits else len(marched.t_starts)
         _, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *marched, ray_offsets, n_rows)  # visible
         row = torch.arange(n_rows, device=ray_index.device)
@@ -126,7 +126,7 @@ class OccupancySampler(OccupancyGrid):
         density = torch.zeros_like(marched.t_starts)
         first = counts.clamp(max=FIRST_PASS_SAMPLES)
         _evaluate_density(rays, marched, density_fn, 0, first, density)
-        passes = count_visible(density, *marched, self.min_transmittance) > first  # [R]
+        passes = count_visible(density, *marched, self.early_stop_transmittance) > first  # [R]
         others = torch.where(passes, counts - first, 0)
         _evaluate_density(rays, marched, density_fn, FIRST_PASS_SAMPLES, others, density)
         return density
@@ -138,56 +138,57 @@ class BoxSampler(OccupancySampler):
     @property
     def max_samples_per_ray(self) -> float:
         """Samples along the diagonal of the box, all of whose cells are occupied."""
-        return (self.box[1] - self.box[0]).norm().item() / self.config.step
+        return (self.box[1] - self.box[0]).norm().item() / self.config.step_size
 
-    def sees(self, rays: Rays) -> Tensor:
+    def hits(self, rays: Rays) -> Tensor:
         """Which rays [R] intersect the box, bool."""
         enter, leave = box_span(rays.origins, rays.directions, self.box, self.config.near, self.config.far)
         return enter < leave
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
-        return march(*rays[:2], self.occupancy, self.box, config.step, config.near, config.far, jitter, capacity)
+        return march(*rays[:2], self.occupancy, self.box, config.step_size, config.near, config.far, jitter, capacity)
 
-    def points_in(self, unit: Tensor) -> Tensor:
+    def to_world(self, unit: Tensor) -> Tensor:
         return self.box[0] + unit * (self.box[1] - self.box[0])
 
-    def unit_of(self, positions: Tensor) -> Tensor:
+    def to_unit(self, positions: Tensor) -> Tensor:
         return (positions - self.box[0]) / (self.box[1] - self.box[0])
 
 
 class ContractedSampler(OccupancySampler):
-    """Unbounded space, in steps of max(step, cone * distance) from near to far.
+    """Unbounded space, in steps of max(step_size, cone_angle * distance) from near to far.
 
     The cube `box` is sampled as it is; all that lies outside of it, however far, is contracted into a shell as thick as
     half the cube (`nerfkit.contraction`), and the grid's cells cover both.
     """
 
     drawn_anywhere, drawn_occupied = 16, 16  # a grid of unbounded space has many cells, most of them far away
+    fade_in_steps = FADE_IN_STEPS
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__(config, box)
-        ladder = exponential_ladder(config.near, config.far, config.step, config.cone)
-        self.register_buffer("ladder", ladder.to(torch.float32), persistent=False)  # [L] ends of intervals
+        t_edges = exponential_edges(config.near, config.far, config.step_size, config.cone_angle)
+        self.register_buffer("t_edges", t_edges.to(torch.float32), persistent=False)  # [L] ends of intervals
         self.register_buffer("full_gradients_from", torch.zeros(()), persistent=False)  # distance from a camera
-        if config.cone < 1 / 128:  # of finer intervals more are behind a surface
-            self.candidates_per_sample = 8.0
+        if config.cone_angle < 1 / 128:  # of finer intervals more are behind a surface
+            self.march_capacity_ratio = 8.0
 
     @property
     def max_samples_per_ray(self) -> float:
         """Intervals from near to far, all of whose cells are occupied."""
-        return float(len(self.ladder) - 2)
+        return float(len(self.t_edges) - 2)
 
     @property
     def max_rays_rendered(self) -> int:
         """Rays of an image at a time: many in a trained scene, few in an untrained one, all of whose cells count."""
-        passed = self.occupancy.float().mean().item() * len(self.ladder)  # occupied cells on a ray, about
+        passed = self.occupancy.float().mean().item() * len(self.t_edges)  # occupied cells on a ray, about
         return int(min(max(MAX_CANDIDATES / max(passed, 1), 2**10), 2**18))
 
     def update(self, density_fn: DensityFn, step: int) -> None:
-        if step <= FADE_IN_STEPS:
+        if step <= self.fade_in_steps:
             radius = (self.box[1] - self.box[0]).max() / 2
-            self.full_gradients_from.copy_(radius * (1 - step / FADE_IN_STEPS))
+            self.full_gradients_from.copy_(radius * (1 - step / self.fade_in_steps))
         super().update(density_fn, step)
 
     def fade_in(self, samples: Samples, density: Tensor, rgb: Tensor) -> None:
@@ -206,25 +207,27 @@ class ContractedSampler(OccupancySampler):
         if rgb.requires_grad:
             rgb.register_hook(lambda gradient: gradient * scale[:, None])
 
-    def sees(self, rays: Rays) -> Tensor:
+    def hits(self, rays: Rays) -> Tensor:
         """All rays [R]: there is no outside."""
         return torch.ones_like(rays.origins[:, 0], dtype=torch.bool)
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
         grid = self.occupancy, self.box
-        return march(*rays[:2], *grid, None, jitter=jitter, capacity=capacity, ladder=self.ladder)
+        return march(*rays[:2], *grid, None, jitter=jitter, capacity=capacity, t_edges=self.t_edges)
 
-    def points_in(self, unit: Tensor) -> Tensor:
+    def to_world(self, unit: Tensor) -> Tensor:
         return uncontract(4 * unit - 2, self.box)
 
-    def unit_of(self, positions: Tensor) -> Tensor:
+    def to_unit(self, positions: Tensor) -> Tensor:
         return (contract(positions, self.box) + 2) / 4
 
 
 def build_sampler(config: Config) -> OccupancySampler:
     """The sampler `config.sampling.kind` in data.box."""
     kinds = {"box": BoxSampler, "contracted": ContractedSampler}
-    return kinds[config.sampling.kind](config.sampling, box_of(config))
+    sampler = kinds[config.sampling.kind](config.sampling, box_of(config))
+    sampler.fade_in_steps = max(1, min(FADE_IN_STEPS, config.trainer.steps // 8))
+    return sampler
 
 
 def box_of(config: Config) -> Tensor:

@@ -19,7 +19,7 @@ from nerfkit.ops import depthwise_conv1d, lltm
 from nerfkit.ops.mlp import why_no_kernel as why_no_mlp
 from nerfkit.ops.spherical_harmonics import N_HARMONICS
 
-KERNEL = 3  # taps of the convolution along the ray: wider ones cost time, and gained nothing
+CONV_KERNEL = 3  # taps of the convolution along the ray: wider ones cost time, and gained nothing
 MAX_LOG_DENSITY = 30.0
 
 
@@ -28,7 +28,11 @@ class FeatureGrid(GridOfUnitCube):
 
     def __init__(self, config: ModelConfig, box: Tensor, contracted: bool = False):
         super().__init__(
-            config.levels, config.features, config.log2_table, config.base_resolution, config.max_resolution
+            config.levels,
+            config.features_per_level,
+            config.log2_hashmap_size,
+            config.base_resolution,
+            config.max_resolution,
         )
         self.contracted = contracted
         self.register_buffer("box", box.clone())  # [2, 3]
@@ -47,9 +51,9 @@ class RayEncoder(nn.Module):
 
     def __init__(self, channels: int):
         super().__init__()
-        drawn = torch.normal(0.0, 1.0, (channels, KERNEL))
+        drawn = torch.normal(0.0, 1.0, (channels, CONV_KERNEL))
         # Without values nothing is divided: torch would import its compiler for it, for seconds.
-        self.weight = nn.Parameter(drawn if drawn.is_meta else drawn / KERNEL)  # [C, k]
+        self.weight = nn.Parameter(drawn if drawn.is_meta else drawn / CONV_KERNEL)  # [C, k]
         self.bias = nn.Parameter(torch.zeros(channels))  # [C]
         self.register_buffer("identity_tap", torch.tensor([False, True, False]), persistent=False)  # [k]
 
@@ -64,36 +68,36 @@ class RayAggregator(nn.Module):
 
     ops = ("lltm",)
 
-    def __init__(self, n_input: int, n_state: int = 16):
+    def __init__(self, n_input: int, lltm_size: int = 16):
         super().__init__()
-        self.n_input, self.n_state = n_input, n_state
-        bound = n_state**-0.5
-        self.weight = nn.Parameter(torch.empty(3 * n_state, n_state + n_input).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.zeros(3 * n_state))
+        self.n_input, self.lltm_size = n_input, lltm_size
+        bound = lltm_size**-0.5
+        self.weight = nn.Parameter(torch.empty(3 * lltm_size, lltm_size + n_input).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(3 * lltm_size))
 
     def forward(self, encoded: Tensor, ray_offsets: Tensor) -> Tensor:
         """State [N, H] after each of the packed samples [N, C]."""
-        h0, c0 = (encoded.new_zeros(ray_offsets.shape[0] - 1, self.n_state) for _ in range(2))  # [R, H]
+        h0, c0 = (encoded.new_zeros(ray_offsets.shape[0] - 1, self.lltm_size) for _ in range(2))  # [R, H]
         state, _, _ = lltm(encoded, ray_offsets, self.weight, self.bias, h0, c0)
         return state
 
 
 class Decoder(nn.Module):
-    """Two small networks: features -> density and an embedding; embedding, direction and context -> color.
+    """Two small networks: features -> density and geometry features; these, direction and context -> color.
 
     `context` are the widths of what the color network sees of the ray besides.
     """
 
     ops = ()  # but those of its networks
-    n_embedding = 16  # outputs of the density network: first the density; the color network sees all
+    n_geometry_features = 16  # outputs of the density network: first the density; the color network sees all
     density_bias = -1.0  # logarithm of the density where the network's output is 0, as at first: a thin haze
 
     def __init__(self, config: ModelConfig, n_features: int, context: tuple[int, ...] = ()):
         super().__init__()
-        self.color_inputs = (self.n_embedding, N_HARMONICS, *context)  # widths
-        n_base_inputs = self.n_embedding + N_HARMONICS
-        self.density_net = MLP(n_features, config.hidden, 1, self.n_embedding)
-        self.color_net = MLP(sum(self.color_inputs), config.hidden, 2, 3)
+        self.color_inputs = (self.n_geometry_features, N_HARMONICS, *context)  # widths
+        n_base_inputs = self.n_geometry_features + N_HARMONICS
+        self.density_net = MLP(n_features, config.mlp_width, 1, self.n_geometry_features)
+        self.color_net = MLP(sum(self.color_inputs), config.mlp_width, 2, 3)
         with torch.no_grad():
             first, _ = self.color_net.layers()[0]  # [hidden, n_base_inputs + n_context]
             first[:, :n_base_inputs].uniform_(-(n_base_inputs**-0.5), n_base_inputs**-0.5)
@@ -106,19 +110,19 @@ class Decoder(nn.Module):
         return next(filter(None, reasons), None)
 
     def density(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Density [N] per scene unit and embedding [N, E] of features [N, C]."""
-        log_density, embedding = self.log_density(features)
-        return torch.exp(log_density.clamp(max=MAX_LOG_DENSITY)), embedding
+        """Density [N] per scene unit and geometry features [N, E] of features [N, C]."""
+        log_density, geometry_features = self.log_density(features)
+        return torch.exp(log_density.clamp(max=MAX_LOG_DENSITY)), geometry_features
 
     def log_density(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithm of the density [N], finite where that underflows or is clamped, and embedding [N, E]."""
-        embedding = self.density_net(features)
-        return _at_least_float32(embedding[:, 0]) + self.density_bias, embedding
+        """Logarithm of the density [N], finite where that underflows or is clamped, and geometry features [N, E]."""
+        geometry_features = self.density_net(features)
+        return _at_least_float32(geometry_features[:, 0]) + self.density_bias, geometry_features
 
-    def color(self, embedding: Tensor, directions: Tensor, *context: Tensor) -> Tensor:
-        """Color [N, 3] in [0, 1] from embedding [N, E], `spherical_harmonics` of the directions [N, 16] and
+    def color(self, geometry_features: Tensor, directions: Tensor, *context: Tensor) -> Tensor:
+        """Color [N, 3] in [0, 1] from geometry features [N, E], `spherical_harmonics` of the directions [N, 16] and
         the ray's context: encoded features [N, C], state [N, H]."""
-        return _at_least_float32(self.color_net(embedding, directions, *context)).sigmoid()
+        return _at_least_float32(self.color_net(geometry_features, directions, *context)).sigmoid()
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

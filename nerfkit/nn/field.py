@@ -17,29 +17,29 @@ class FeatureGrid(nn.Module):
     Equation and source at `nerfkit.ops.grid_encode`.
 
     Args:
-        levels: L; features: F of each level.
-        log2_table: a level has at most 2**log2_table rows.
+        levels: L; features_per_level: F.
+        log2_hashmap_size: a level has at most 2**log2_hashmap_size rows.
         base_resolution, max_resolution: cells per side of the first and the last level, in geometric steps between.
 
     Call: points [..., 3] float32 or float64 in [0, 1] -> [..., L*F] in the dtype of the table.
 
-    >>> FeatureGrid(levels=4, features=2, log2_table=12, max_resolution=64)(torch.rand(5, 7, 3)).shape
+    >>> FeatureGrid(levels=4, features_per_level=2, log2_hashmap_size=12, max_resolution=64)(torch.rand(5, 7, 3)).shape
     torch.Size([5, 7, 8])
     """
 
     ops = ("grid_encode",)
 
     def __init__(
-        self, levels: int = 16, features: int = 2, log2_table: int = 19, base_resolution: int = 16,
+        self, levels: int = 16, features_per_level: int = 2, log2_hashmap_size: int = 19, base_resolution: int = 16,
         max_resolution: int = 2048, device=None, dtype: torch.dtype | None = None,
     ):  # fmt: skip
         super().__init__()
-        self.max_entries = 2**log2_table
+        self.max_entries = 2**log2_hashmap_size
         growth = (max_resolution / base_resolution) ** (1 / max(levels - 1, 1))
         self.resolutions = [round(base_resolution * growth**level) for level in range(levels)]
-        self.n_features = levels * features
+        self.n_features = levels * features_per_level
         rows = sum(level_entries(n, self.max_entries) for n in self.resolutions)
-        self.table = nn.Parameter(torch.empty(rows, features, device=device, dtype=dtype))
+        self.table = nn.Parameter(torch.empty(rows, features_per_level, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -17,27 +17,28 @@ from nerfkit.ops.packed import check_rises, exclusive_cumsum, ray_indices, sum_b
 
 
 def count_visible(
-    density: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, min_transmittance: float
+    density: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, early_stop_transmittance: float
 ) -> Tensor:
-    r"""Samples of each ray up to where its transmittance has fallen to `min_transmittance`.
+    r"""Samples of each ray up to where its transmittance has fallen to `early_stop_transmittance`.
 
     Sample i counts if, summed over the samples of its ray before it,
 
     .. math::
-        T_i = \exp(-\sum_{j<i} \min(\sigma_j (t^{end}_j - t^{start}_j), 50)) > min\_transmittance
+        T_i = \exp(-\sum_{j<i} \min(\sigma_j (t^{end}_j - t^{start}_j), 50)) > early\_stop\_transmittance
 
     Args:
         density: [N] extinction per unit of length, >= 0.
         t_starts, t_ends: [N] ends of each sample's interval, distance along the ray in scene units.
         ray_offsets: [R+1] int64 CSR row pointers of the rays. Padding rows after the last ray's are ignored.
-        min_transmittance: from 0, which counts all samples, to 1, which counts none.
+        early_stop_transmittance: from 0, which counts all samples, to 1, which counts none.
 
     Returns:
         counts [R] int64.
 
     dtype: all floating inputs share one; half types are summed in float32. Nothing is differentiable.
-    Raises ValueError for a shape, device or min_transmittance, TypeError for a dtype that does not fit, RuntimeError
-    for row pointers on a CPU that do not rise from 0; on a GPU, where a check would synchronize, it is a precondition.
+    Raises ValueError for a shape, device or early_stop_transmittance, TypeError for a dtype that does not fit,
+    RuntimeError for row pointers on a CPU that do not rise from 0; on a GPU, where a check would synchronize, it is a
+    precondition.
     Source: early ray termination; M. Levoy, "Efficient Ray Tracing of Volume Data", 1990.
 
     >>> half = torch.log(torch.tensor(2.0))                  # thickness of transmittance 1/2
@@ -50,14 +51,16 @@ def count_visible(
         "count_visible", FLOATS, density=(density, ("N",)), t_starts=(t_starts, ("N",)), t_ends=(t_ends, ("N",)),
         ray_offsets=(ray_offsets, ("R+1",), INT64),
     )  # fmt: skip
-    if not 0 <= min_transmittance <= 1:
-        raise ValueError(f"count_visible: min_transmittance must be from 0 to 1, got {min_transmittance}")
+    if not 0 <= early_stop_transmittance <= 1:
+        raise ValueError(f"count_visible: early_stop_transmittance must be from 0 to 1, got {early_stop_transmittance}")
     with torch.no_grad():
-        return implementation("count_visible", density)(density, t_starts, t_ends, ray_offsets, min_transmittance)
+        return implementation("count_visible", density)(
+            density, t_starts, t_ends, ray_offsets, early_stop_transmittance
+        )
 
 
 @implements("count_visible", "torch")
-def _count_visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittance):
+def _count_visible_torch(density, t_starts, t_ends, ray_offsets, early_stop_transmittance):
     if density.dtype in (torch.float16, torch.bfloat16):
         density, t_starts, t_ends = density.float(), t_starts.float(), t_ends.float()
     n_samples, n_rays = density.shape[0], ray_offsets.shape[0] - 1
@@ -66,7 +69,7 @@ def _count_visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittan
     ray_index = ray_indices(ray_offsets, n_samples)  # [N]
     thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
     before = exclusive_cumsum(thickness, ray_offsets, ray_index).to(density.dtype)  # [N]
-    limit = -math.log(min_transmittance) if min_transmittance > 0 else math.inf
+    limit = -math.log(early_stop_transmittance) if early_stop_transmittance > 0 else math.inf
     hidden = ~(before < limit)  # [N], and so are all samples after a hidden one
     hidden |= sum_before(hidden.long(), ray_offsets, ray_index) > 0
     return sum_rays((~hidden).long(), ray_index, n_rays + 1)[:n_rays]

@@ -77,7 +77,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
         return Resolved("torch", f"no fused backend for {kind} tensors")
     why_not, advice = None, "use ops.backend=auto"
     if (op, wanted) not in _implementations:
-        why_not = f"is not built ({native.why_missing(wanted)})"
+        why_not = f"is not built ({native.missing_hint(wanted)})"
         advice = f"built here: {', '.join(available(op))}. {native.how_to_build(wanted)} Or {advice}."
     elif DEVICE_OF[wanted] != kind:
         why_not, advice = f"needs {DEVICE_OF[wanted]} tensors, got {kind} tensors", f"move the tensors, or {advice}"

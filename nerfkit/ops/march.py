@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.limits import MAX_INTERVALS, MAX_LADDER
+from nerfkit.limits import MAX_EDGES, MAX_INTERVALS
 from nerfkit.ops import native
 from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, cast, check
 from nerfkit.ops.dispatch import implementation, implements
@@ -19,13 +19,13 @@ from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 MAX_SAMPLES = 2**62  # of R rays; a kernel counts MAX_SAMPLES / R for a ray of too many intervals
 COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of a block: COARSE of cuda/march/cpu.cpp, BLOCK of cuda/march/rays.cuh
 TILE_CUDA, STORED_CUDA = 64, 32  # TILE and STORED_CHUNKS (8 bytes each) of cuda/march/count.cuh
-FARTHEST = 2.0**100  # half sides from the centre of the box: with a ladder, farther middles are no samples
+FARTHEST = 2.0**100  # half sides from the centre of the box: with t_edges, farther middles are no samples
 PART = 2**22  # intervals that the definition looks up at a time
 
 
 def march(
     origins: Tensor, directions: Tensor, occupancy: Tensor, box: Tensor, step: float | None, near: float = 0.0,
-    far: float = math.inf, jitter: Tensor | None = None, capacity: int | None = None, ladder: Tensor | None = None,
+    far: float = math.inf, jitter: Tensor | None = None, capacity: int | None = None, t_edges: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Intervals of length `step` along each ray whose midpoint lies in an occupied cell.
 
@@ -36,7 +36,7 @@ def march(
 
     It is a sample if its midpoint is before :math:`t_{out}` and in a cell of `occupancy` that is set.
 
-    With a ladder T of L distances, the same for all rays, space is unbounded: `occupancy` covers the cube [-2, 2]^3 of
+    With t_edges, T, of L distances, the same for all rays, space is unbounded: `occupancy` covers the cube [-2, 2]^3 of
     contracted positions (`nerfkit.contraction`), of which [-1, 1]^3 is the box. Interval k of ray r is
 
     .. math::
@@ -48,13 +48,13 @@ def march(
 
     Args:
         origins: [R, 3]; directions: [R, 3] of unit length.
-        occupancy: [X, Y, Z] bool, cells of the box (with a ladder: of the contracted cube), x the slowest axis.
+        occupancy: [X, Y, Z] bool, cells of the box (with t_edges: of the contracted cube), x the slowest axis.
         box: [2, 3] lowest and highest corner, scene units.
-        step: interval length; near, far: limits of the distance. All in scene units. With a ladder: None, 0, inf.
+        step: interval length; near, far: limits of the distance. All in scene units. With t_edges: None, 0, inf.
         jitter: [R] shift in steps, 0 to 1, or None for 0.
         capacity: rows of the result, which avoids the synchronization of reading N; None for N rows.
-        ladder: [L] distances in scene units, finite and strictly increasing, 3 <= L <= 2^16, such as
-            `nerfkit.contraction.exponential_ladder`, or None for intervals of length `step` in the box. That they
+        t_edges: [L] distances in scene units, finite and strictly increasing, 3 <= L <= 2^16, such as
+            `nerfkit.contraction.exponential_edges`, or None for intervals of length `step` in the box. That they
             increase is checked on a CPU; on a GPU, where a check would synchronize, it is a precondition.
 
     Returns:
@@ -74,26 +74,26 @@ def march(
     >>> t_starts, t_ends, ray_offsets
     (tensor([1., 3.]), tensor([2., 4.]), tensor([0, 2]))
     """
-    origins, directions, box, jitter, ladder = cast("march", origins, directions, box, jitter, ladder)
+    origins, directions, box, jitter, t_edges = cast("march", origins, directions, box, jitter, t_edges)
     check(
         "march", POSITION_FLOATS, origins=(origins, ("R", 3)), directions=(directions, ("R", 3)), box=(box, (2, 3)),
         occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), jitter=jitter is not None and (jitter, ("R",)),
-        ladder=ladder is not None and (ladder, ("L",)),
+        t_edges=t_edges is not None and (t_edges, ("L",)),
     )  # fmt: skip
-    if ladder is None:
+    if t_edges is None:
         if step is None or not (step > 0 and math.isfinite(step)):
-            raise ValueError(f"march: step must be positive and finite, got {step}; None goes with a ladder alone")
+            raise ValueError(f"march: step must be positive and finite, got {step}; None goes with t_edges alone")
     elif step is not None or near != 0 or far != math.inf:
-        raise ValueError(f"march: with a ladder leave out step, near and far, got {step}, {near} and {far}")
-    elif not 3 <= ladder.shape[0] <= MAX_LADDER:
-        raise ValueError(f"march: ladder must have 3 to {MAX_LADDER} distances, got {ladder.shape[0]}")
-    elif can_be_read(ladder) and not ((ladder.diff() > 0).all() and ladder.isfinite().all()):
-        raise ValueError("march: ladder must be finite and strictly increasing, in its dtype too")
+        raise ValueError(f"march: with t_edges leave out step, near and far, got {step}, {near} and {far}")
+    elif not 3 <= t_edges.shape[0] <= MAX_EDGES:
+        raise ValueError(f"march: t_edges must have 3 to {MAX_EDGES} distances, got {t_edges.shape[0]}")
+    elif can_be_read(t_edges) and not ((t_edges.diff() > 0).all() and t_edges.isfinite().all()):
+        raise ValueError("march: t_edges must be finite and strictly increasing, in its dtype too")
     if capacity is not None and capacity < 0:
         raise ValueError(f"march: capacity must not be negative, got {capacity}")
     with torch.no_grad():
         run = implementation("march", origins)
-        return run(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder)
+        return run(origins, directions, occupancy, box, step, near, far, jitter, capacity, t_edges)
 
 
 def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
@@ -107,14 +107,14 @@ def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far:
 
 
 @implements("march", "torch")
-def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder):
+def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity, t_edges):
     """Every interval of every ray is looked up, PART of them at a time."""
     occupancy = occupancy if occupancy.numel() else occupancy.new_zeros(1, 1, 1)
     jitter = origins.new_zeros(origins.shape[0]) if jitter is None else jitter  # [R]
-    if ladder is None:
+    if t_edges is None:
         n_intervals, look_up = _in_box(origins, directions, occupancy, box, step, near, far, jitter)
     else:
-        n_intervals, look_up = _on_ladder(origins, directions, occupancy, box, jitter, ladder)
+        n_intervals, look_up = _on_edges(origins, directions, occupancy, box, jitter, t_edges)
     parts, counts = [], []
     for rays in torch.arange(origins.shape[0], device=origins.device).split(max(1, PART // n_intervals)):
         t_starts, t_ends, occupied = look_up(rays)  # [M, intervals] each
@@ -153,8 +153,8 @@ def _in_box(origins, directions, occupancy, box, step, near, far, jitter) -> tup
     return n_intervals, look_up
 
 
-def _on_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[int, Callable]:
-    """How many intervals a ray has on the ladder, and what looks those of some rays up.
+def _on_edges(origins, directions, occupancy, box, jitter, t_edges) -> tuple[int, Callable]:
+    """How many intervals a ray has on t_edges, and what looks those of some rays up.
 
     Operations and their order are those of the kernels, each rounded for itself, so that all give the same bits.
     """
@@ -163,7 +163,7 @@ def _on_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[int
     marches = _moves(directions) & o.isfinite().all(-1) & d.isfinite().all(-1)  # [R]
 
     def look_up(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ends = jitter[rays, None] * ladder.diff() + ladder[:-1]  # [M, L-1]
+        ends = jitter[rays, None] * t_edges.diff() + t_edges[:-1]  # [M, L-1]
         t_starts, t_ends = ends[:, :-1], ends[:, 1:]  # [M, L-2] each
         t = (t_starts + t_ends) * 0.5
         u = [d[rays, axis, None] * t + o[rays, axis, None] for axis in range(3)]  # [M, L-2] each
@@ -174,7 +174,7 @@ def _on_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[int
         cells = ((torch.where(valid, x * scale, 0) + 2) * (n / 4) for x, n in zip(u, occupancy.shape, strict=True))
         return t_starts, t_ends, _values(occupancy, cells) & valid
 
-    return ladder.shape[0] - 2, look_up
+    return t_edges.shape[0] - 2, look_up
 
 
 def _too_small(step: float) -> ValueError:
@@ -191,8 +191,8 @@ def _values(grid: Tensor, cells: Iterable[Tensor]) -> Tensor:
 
 
 @implements("march", "cpp", "cuda")
-def _march_native(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder):
-    rays = origins, directions, occupancy, box, 0.0 if step is None else step, near, far, jitter, ladder
+def _march_native(origins, directions, occupancy, box, step, near, far, jitter, capacity, t_edges):
+    rays = origins, directions, occupancy, box, 0.0 if step is None else step, near, far, jitter, t_edges
     counts, tile_offsets, workspace = torch.ops.nerfkit._march_count(*rays)
     n_rows = capacity
     if capacity is None or not origins.is_cuda:  # a capacity avoids the synchronization
@@ -204,7 +204,7 @@ def _march_native(origins, directions, occupancy, box, step, near, far, jitter, 
 
 
 @native.fake("_march_count")
-def _(origins, directions, occupancy, box, step, near, far, jitter, ladder):
+def _(origins, directions, occupancy, box, step, near, far, jitter, t_edges):
     rays = origins.shape[0]
     tiles = -(-rays // TILE_CUDA) if origins.is_cuda else 1
     longs = (origins.new_empty(n, dtype=torch.int64) for n in (rays, tiles + 1))
@@ -223,5 +223,5 @@ def _workspace_bytes(origins: Tensor, occupancy: Tensor) -> int:
 
 
 @native.fake("_march_fill")
-def _(origins, directions, occupancy, box, step, near, far, jitter, ladder, counts, tile_offsets, workspace, n_rows):
+def _(origins, directions, occupancy, box, step, near, far, jitter, t_edges, counts, tile_offsets, workspace, n_rows):
     return *(origins.new_empty(n_rows) for _ in range(2)), origins.new_empty(origins.shape[0] + 1, dtype=torch.int64)

@@ -152,7 +152,7 @@ def _runs_on(target: str, capability: tuple[int, int]) -> bool:
     return (built[0] == capability[0] and built[1] <= capability[1]) or (bool(match[4]) and built <= capability)
 
 
-def why_missing(backend: str) -> str:
+def missing_hint(backend: str) -> str:
     """Reason why `backend` cannot run, in a few words."""
     broken = [_libraries[name] for name in ("cpp", backend) if not _libraries[name].loaded]
     return broken[0].reason if broken else "the library holds no kernel of this op"

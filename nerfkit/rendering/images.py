@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nerfkit.errors import UserError
 
-GAP = 8  # pixels between two parts of a picture, and around words
+GAP = 8  # pixels between two parts of an image, and around words
 LEAST = 160  # pixels, height of a color bar
 
 
@@ -104,7 +104,7 @@ def color_bar(colormap: str, low: float, high: float, label: str, beyond: str = 
     from matplotlib import cm, colors  # slow to import
     from matplotlib.figure import Figure  # not pyplot, whose backend is the caller's
 
-    dpi = max(height // 4, 80)  # words grow with the pictures
+    dpi = max(height // 4, 80)  # words grow with the images
     figure = Figure(figsize=(1.2, max(height, LEAST) / dpi), dpi=dpi, layout="constrained")
     values = cm.ScalarMappable(colors.Normalize(low, high), colormap)
     figure.colorbar(values, cax=figure.subplots(), label=label, extend=beyond)

@@ -7,7 +7,7 @@ A file is in the frame of the scene's files, and is the camera-path JSON of nerf
                       "aspect": width / height}, ...],
      "render_width": pixels, "render_height": pixels, "camera_type": "perspective", ...}
 
-or follows the transforms schema, with every frame as `nerfkit render --path FILE` renders it, and keyframes beside:
+or follows the transforms schema, with every frame as `nerfkit render --cameras FILE` renders it, and keyframes beside:
 
     "keyframes": {"loop": false, "list": [{"transform_matrix": 4x4, "fov": vertical degrees, "seconds": to the next}]}
 """
@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit import reading
+from nerfkit import safe_io
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.cameras.plausible import doubts_of_lenses
+from nerfkit.data.cameras.plausible import lens_diagnostics
 from nerfkit.data.capture import rotations_of
 from nerfkit.data.readers.transforms.cameras_json import (
     frames_of,
@@ -43,9 +43,9 @@ from nerfkit.data.readers.transforms.cameras_json import (
     size_of,
     to_json,
 )
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 ELEVATION = 25.0  # degrees, of an orbit
 MAX_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
@@ -177,11 +177,13 @@ def pinholes(poses: Any, fovs: Iterable[float], size: tuple[int, int]) -> Camera
     return Cameras(torch.tensor(np.stack(poses), dtype=torch.float32), focal, center, width, height)
 
 
-def in_files_frame(cameras: Cameras, frame: Frame | None) -> Cameras:
+def in_files_world(cameras: Cameras, transform: SceneTransform | None) -> Cameras:
     """Cameras of the model's frame in that of the scene's files, in float64: that may lie far from its origin."""
-    if frame is None:
+    if transform is None:
         return cameras
-    return replace(cameras, camera_to_world=torch.from_numpy(frame.to_input(cameras.camera_to_world.double().numpy())))
+    return replace(
+        cameras, camera_to_world=torch.from_numpy(transform.to_input(cameras.camera_to_world.double().numpy()))
+    )
 
 
 def with_size(cameras: Cameras, width: int, height: int) -> Cameras:
@@ -194,28 +196,28 @@ def with_size(cameras: Cameras, width: int, height: int) -> Cameras:
 
 
 def read_path(
-    file: Path, size: tuple[int, int], own_size: tuple[int, int] | None = None, frame: Frame | None = None
+    file: Path, size: tuple[int, int], own_size: tuple[int, int] | None = None, transform: SceneTransform | None = None
 ) -> Cameras:
-    """Cameras of a path file, in its frame or in that to which `frame` leads from there; warns of odd lenses.
+    """Cameras of a path file, in its frame or in that to which `transform` leads from there; warns of odd lenses.
 
     Their images have `size` where the file states none, and `own_size` in any case where the file states angles alone.
     Raises SceneError naming file, place and key.
     """
-    content = reading.read_json(file, SceneError, "path file")
-    if path := _of_keyframes(content, shown(file), size, own_size, frame):
+    content = safe_io.read_json(file, SceneError, "path file")
+    if path := _of_keyframes(content, printable(file), size, own_size, transform):
         return path.cameras()
     if isinstance(content, dict) and PATH_KEY in content:
-        size = _size_of(content, shown(file), size, own_size)
-        where, fov = f"{shown(file)}: {PATH_KEY}", content.get("default_fov")
-        keys = _keyframes(content[PATH_KEY], where, "camera_to_world", frame, fov=fov)
+        size = _size_of(content, printable(file), size, own_size)
+        where, fov = f"{printable(file)}: {PATH_KEY}", content.get("default_fov")
+        keys = _keyframes(content[PATH_KEY], where, "camera_to_world", transform, fov=fov)
         cameras = pinholes([key.pose for key in keys], [key.fov for key in keys], size)
     else:
         given = own_size or size
-        cameras = parse_cameras({"w": given[0], "h": given[1], **read_json(file)}, file, frame)
+        cameras = parse_cameras({"w": given[0], "h": given[1], **read_json(file)}, file, transform)
     params = torch.cat([cameras.focal, cameras.center], dim=1).tolist()
     lenses = [Lens("PINHOLE", tuple(of_view), *size) for of_view, size in zip(params, cameras.sizes(), strict=True)]
-    for line in doubts_of_lenses(lenses):
-        warnings.warn(f"{shown(file)}: {line}", stacklevel=2)
+    for line in lens_diagnostics(lenses):
+        warnings.warn(f"{printable(file)}: {line}", stacklevel=2)
     return cameras
 
 
@@ -305,32 +307,34 @@ class CameraPath:
         poses, fovs = self.at(self.times())
         return pinholes(poses, fovs, self.size)
 
-    def to_json(self, frame: Frame | None) -> str:
+    def to_json(self, transform: SceneTransform | None) -> str:
         cameras = self.cameras()
         listed = []
         for key in self.keyframes:
-            pose = key.pose if frame is None else frame.to_input(key.pose)
+            pose = key.pose if transform is None else transform.to_input(key.pose)
             matrix = [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]
             listed.append({"transform_matrix": matrix, "fov": math.degrees(key.fov), "seconds": key.seconds})
-        content = to_json(in_files_frame(cameras, frame), [f"{i:05d}" for i in range(len(cameras))])
+        content = to_json(in_files_world(cameras, transform), [f"{i:05d}" for i in range(len(cameras))])
         return json.dumps({"fps": self.fps, "keyframes": {"loop": self.loop, "list": listed}, **content}, indent=1)
 
 
-def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> CameraPath:
+def read_camera_path(file: Path, transform: SceneTransform | None, size: tuple[int, int]) -> CameraPath:
     """The path of a file; of one without keyframes, each of its frames is one. Raises SceneError."""
-    content = reading.read_json(file, SceneError, "path file")
-    if path := _of_keyframes(content, shown(file), size, None, frame):
+    content = safe_io.read_json(file, SceneError, "path file")
+    if path := _of_keyframes(content, printable(file), size, None, transform):
         return path
-    cameras = read_path(file, size, frame=frame)
-    path = CameraPath(size=max(cameras.sizes()), fps=_fps(content, shown(file)))
+    cameras = read_path(file, size, transform=transform)
+    path = CameraPath(size=max(cameras.sizes()), fps=_fps(content, printable(file)))
     kept = content.get("keyframes")
     if isinstance(kept, dict) and "list" in kept:
         path.loop = bool(kept.get("loop"))
-        where = f"{shown(file)}: keyframe"
-        path.keyframes = _keyframes(kept["list"], where, "transform_matrix", frame, seconds=None)
+        where = f"{printable(file)}: keyframe"
+        path.keyframes = _keyframes(kept["list"], where, "transform_matrix", transform, seconds=None)
         return path
     if len(cameras) > MAX_KEYFRAMES:
-        raise SceneError(f"{shown(file)} has {len(cameras)} frames and no keyframes; at most {MAX_KEYFRAMES} are read")
+        raise SceneError(
+            f"{printable(file)} has {len(cameras)} frames and no keyframes; at most {MAX_KEYFRAMES} are read"
+        )
     for index, pose in enumerate(cameras.camera_to_world.double().numpy()):
         height, focal = cameras.size(index)[1], float(cameras.focal[index, 1])
         path.keyframes.append(Keyframe(pose, 2 * math.atan(height / 2 / focal), 1 / path.fps))
@@ -338,7 +342,7 @@ def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> 
 
 
 def _of_keyframes(
-    content: Any, where: str, size: tuple[int, int], own_size: tuple[int, int] | None, frame: Frame | None
+    content: Any, where: str, size: tuple[int, int], own_size: tuple[int, int] | None, transform: SceneTransform | None
 ) -> CameraPath | None:
     """The path between keyframes that nerfstudio or instant-ngp saved without the frames; None of other content."""
     if not isinstance(content, dict):
@@ -355,7 +359,7 @@ def _of_keyframes(
     is_loop = content.get("is_cycle") is True or content.get("loop") is True
     steps = max(len(kept) - (not is_loop), 1)
     seconds = number({"seconds": SECONDS * steps} | content, "seconds", where, 0, 1e5) / steps
-    keyframes = _keyframes(kept, f"{where}: keyframe", "matrix", frame, scale, seconds=seconds)
+    keyframes = _keyframes(kept, f"{where}: keyframe", "matrix", transform, scale, seconds=seconds)
     return CameraPath(keyframes, is_loop, _fps(content, where), _size_of(content, where, size, own_size))
 
 
@@ -364,7 +368,7 @@ def _fps(content: dict[str, Any], where: str) -> int:
 
 
 def _keyframes(
-    entries: Any, where: str, key: str, frame: Frame | None, scale: float | None = None, **defaults: Any
+    entries: Any, where: str, key: str, transform: SceneTransform | None, scale: float | None = None, **defaults: Any
 ) -> list[Keyframe]:
     """The entries of a list in a file, whose matrix is under `key`, or instant-ngp's if there is a `scale`."""
     keyframes = []
@@ -374,7 +378,7 @@ def _keyframes(
         pose = pose_of(matrix, f"{place}, {key}")
         fov = math.radians(number(values, "fov", place, *FOV_LIMITS))
         seconds = number(values, "seconds", place, 0, LIMITS[1] + 1)
-        keyframes.append(Keyframe(pose if frame is None else frame.to_model(pose), fov, seconds))
+        keyframes.append(Keyframe(pose if transform is None else transform.to_model(pose), fov, seconds))
     return keyframes
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pose of a view that was not trained, found on its own picture with the field frozen."""
+"""The pose of a view that was not trained, found on its own image with the field frozen."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LIGHT_RATE = 1e-2
 
 ALIGNED_DEFINITION = (
     f"psnr after {STEPS} steps of Adam on the view's pose, from the given one, each on {RAYS} random pixels of its own "
-    "picture, with the field frozen (as in BARF, arXiv:2104.06405)"
+    "image, with the field frozen (as in BARF, arXiv:2104.06405)"
 )
 
 
 def aligned(
     model: Model, config: Config, cameras: Cameras, view: int, truth: Tensor, counts: Tensor | None, background: Tensor
 ) -> Cameras:
-    """The camera of one view [1], from where a frozen field looks most like its picture.
+    """The camera of one view [1], from where a frozen field looks most like its image.
 
     Where poses are refined, field and given poses may differ by what refinement did: a score at the given pose of a
     test view then measures that pose, too. The search starts at the given pose: the mean of the corrections is 0.
@@ -38,7 +38,7 @@ def aligned(
         truth: [H, W, 3] over `background` [3].
         counts: [H, W] bool, pixels that count; None if all do.
 
-    With data.appearance the light of the picture is fitted beside the pose, and then forgotten. Global random numbers
+    With data.appearance the light of the image is fitted beside the pose, and then forgotten. Global random numbers
     are not used. Source: BARF (arXiv:2104.06405), section 4: test-time photometric pose optimization.
     """
     device, unit = cameras.focal.device, radius_of(config.data.box)

@@ -10,7 +10,7 @@ import torch
 
 from nerfkit.config import Config, flat, to_dict
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.scene_transform.doubts import NEXT_TO_NONE
+from nerfkit.data.scene_transform.diagnostics import NEXT_TO_NONE
 from nerfkit.errors import ConfigError, SceneError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import MODELS, import_models, model_class
@@ -68,7 +68,7 @@ def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
     error = (rotation @ rotation.mT - torch.eye(3, device=device, dtype=rotation.dtype)).abs().amax()
     if not error < 1e-2 or not cameras.positions.isfinite().all():  # NaN is not
         raise SceneError("camera_to_world holds matrices that are not rigid: scaled, skewed or not finite")
-    seen = model.sees(cameras.rays(view, column, row))
+    seen = model.hits(cameras.rays(view, column, row))
     if seen.double().mean() < NEXT_TO_NONE or not seen.any():
         low, high = cameras.positions.amin(0).tolist(), cameras.positions.amax(0).tolist()
         raise SceneError(

@@ -17,7 +17,7 @@ from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.images.pixels import background_color, blend
-from nerfkit.data.scene import Views, in_words
+from nerfkit.data.scene import Views, format_sizes
 from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import OwnFolder
@@ -33,10 +33,10 @@ from nerfkit.metrics import (
     ssim,
 )
 from nerfkit.model.base import Model
-from nerfkit.parallel import ALONE, Processes
-from nerfkit.reading import shown
+from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, file_stems, png_bytes
+from nerfkit.safe_io import printable
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
 from nerfkit.training.run.files import METRICS, OTHER_SCORES, OWN_SCORES, score_name
 from nerfkit.training.run.folder import RunFolder
@@ -53,7 +53,7 @@ def evaluate(
     folder: RunFolder,
     device: torch.device,
     other_scene: str = "",
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> dict[str, Any]:
     """Render every view of a split, compare it with the truth, and write scores and comparison images.
 
@@ -71,19 +71,19 @@ def evaluate(
     image_of = ImageRenderer(model, background)
     cameras = views.cameras.to(device)
     split = config.eval.split
-    n_comparisons = len(cameras) if config.eval.comparisons < 0 else config.eval.comparisons
+    n_comparisons = len(cameras) if config.eval.comparison_images < 0 else config.eval.comparison_images
     stems = file_stems(views.names)
     compared = {view: f"{stems[view]}.png" for view in evenly_chosen(len(cameras), n_comparisons)}
     name = score_name(split, other_scene)
-    comparisons = processes.in_turn(lambda: _comparison_folder(folder, name, set(compared.values())))
+    comparisons = processes.rank0_first(lambda: _comparison_folder(folder, name, set(compared.values())))
     rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
     bar = tqdm(
-        processes.share(len(cameras)), desc="evaluating", unit="view", dynamic_ncols=True,
+        processes.shard(len(cameras)), desc="evaluating", unit="view", dynamic_ncols=True,
         disable=not processes.is_first,
     )  # fmt: skip
 
     def compare(view: int, truth: Tensor, render: Tensor, score: float) -> None:
-        name = shown(views.names[view], 60)
+        name = printable(views.names[view], 60)
         comparisons.write(compared[view], png_bytes(comparison_image(truth, render, name, score)))
 
     writer = ThreadPoolExecutor(1, "comparisons")  # of one, while the next views are rendered
@@ -100,7 +100,7 @@ def evaluate(
             written.result()
             written = writer.submit(compare, view, truth, render, rows[-1]["psnr"])
     written.result()
-    shares = processes.gathered([rows, n_ignored])
+    shares = processes.all_gather([rows, n_ignored])
     rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
     metrics = {
         **means(rows),
@@ -185,10 +185,10 @@ def other_scores(
     """PSNR of an image where what was learned of the training views alone is fitted to this one: names of OTHER_SCORES.
 
     `rendered` is rgb [H, W, 3] and opacity [H, W] at the given pose. With data.appearance colors are fitted, with
-    data.poses the pose; `psnr` itself stays that without both.
+    data.pose_optimization the pose; `psnr` itself stays that without both.
     """
     background, found = image_of.background, {}
-    refined, in_its_light = config.data.poses == "refine", config.data.appearance == "affine"
+    refined, in_its_light = config.data.pose_optimization, config.data.appearance == "affine"
     shown = {"": rendered}
     if refined:
         camera = aligned(image_of.model, config, cameras, view, truth, counts, background)
@@ -242,11 +242,11 @@ def protocol(
     model: Model, config: Config, views: Views, background: Tensor, device: torch.device, n_ignored: int = 0
 ) -> dict[str, Any]:
     """Everything that changes a score without changing the field."""
-    has_light, has_pose = config.data.appearance == "affine", config.data.poses == "refine"
+    has_light, has_pose = config.data.appearance == "affine", config.data.pose_optimization
     return {
         "split": config.eval.split,
         "background": background.tolist(),
-        "size": in_words(views.cameras.sizes()),
+        "size": format_sizes(views.cameras.sizes()),
         "lens": "as in the images" if views.cameras.lenses else "pinhole",
         "masks": config.data.masks,
         "ignored_pixels": n_ignored,  # by masks and lenses: not in PSNR, and as the truth in SSIM

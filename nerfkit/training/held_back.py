@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training views that count late, by which a training notices that it explains those alone that it draws.
 
-Fog before each camera can show it its picture. A view that does not count yet has no such fog: its PSNR tells what
+Fog before each camera can show it its image. A view that does not count yet has no such fog: its PSNR tells what
 other views will be like. In a box no sample lies before the cameras, and a few views show each what no other does.
 """
 

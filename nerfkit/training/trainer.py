@@ -17,7 +17,7 @@ from tqdm import tqdm
 from nerfkit import ops
 from nerfkit.config import Config, ResolvedConfig, from_dict, to_dict
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.images.batch import ImagePool, TrainingViews, WindowOfPixels
+from nerfkit.data.images.batch import ImagePool, StreamingPixels, TrainingViews
 from nerfkit.data.load import scene_of
 from nerfkit.data.readers.transforms.cameras_json import to_json
 from nerfkit.data.scene import Scene
@@ -26,12 +26,12 @@ from nerfkit.errors import TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import MODELS
 from nerfkit.ops import Resolved
-from nerfkit.parallel import ALONE, Processes
-from nerfkit.reading import typed
+from nerfkit.parallel import SINGLE_PROCESS, Processes
+from nerfkit.safe_io import shell_join
 from nerfkit.training.building import built, check_seen, class_of
 from nerfkit.training.held_back import CHECKS, HeldBack
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import LOG, PREVIOUS, doubt_of
+from nerfkit.training.run.files import LOG, PREVIOUS, run_diagnostic
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.step.adjustments import ViewAdjustments
 from nerfkit.training.step.distributed import AGREED_EVERY, Distributed, OneProcess
@@ -65,8 +65,8 @@ class Trainer:
 
     >>> import nerfkit
     >>> config = nerfkit.Config()
-    >>> config.model.log2_table, config.trainer.steps, config.trainer.samples = 8, 3, 256
-    >>> config.sampling.step, config.sampling.occupancy_resolution, config.device = 0.1, 8, "cpu"
+    >>> config.model.log2_hashmap_size, config.trainer.steps, config.trainer.samples_per_step = 8, 3, 256
+    >>> config.sampling.step_size, config.sampling.occupancy_resolution, config.device = 0.1, 8, "cpu"
     >>> pose = torch.eye(4)[:3] + torch.tensor([0.0, 0, 0, 1]) * torch.tensor([[0.0], [0], [4]])
     >>> cameras = nerfkit.Cameras(pose[None], focal=torch.full((1, 2), 9.0), center=torch.full((1, 2), 4.0), width=8, height=8)
     >>> trainer = Trainer(config, cameras, torch.full((1, 8, 8, 3), 128, dtype=torch.uint8))
@@ -84,7 +84,7 @@ class Trainer:
         model: Model | type[Model] | None = None,
         loss_fn: LossFn | None = None,
         device: torch.device | str | None = None,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
     ):
         checked = from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
         config = config if isinstance(config, ResolvedConfig) else checked
@@ -126,9 +126,9 @@ class Trainer:
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
         self.held_back = HeldBack(config, self.views)
         with self._own():
-            self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
-            if hasattr(self.model, "observe_images"):  # of a model that renders from them, too
-                self.model.observe_images(self.cameras, self.views.source.pool)
+            self.model.set_training_cameras(self.cameras, not isinstance(self.views.source, StreamingPixels))
+            if hasattr(self.model, "set_source_images"):  # of a model that renders from them, too
+                self.model.set_source_images(self.cameras, self.views.source.pool)
             loss = TrainingLoss(config, loss_fn)
             self.training_step = TrainingStep(
                 config.trainer, self.model, self.views, self.adjustments, self.optimizer, loss, self.together
@@ -212,7 +212,7 @@ class Trainer:
         try:
             if self.processes.is_first:
                 drop_later_lines(folder, self.step)
-            if not self.processes.gathered(checkpoint.exists(folder.path))[0]:
+            if not self.processes.all_gather(checkpoint.exists(folder.path))[0]:
                 self.save(folder)  # so that there is a checkpoint from the start
             self._log_folder = folder
             ended = self._train(folder, progress_bar)
@@ -256,8 +256,8 @@ class Trainer:
         if self.held_back.is_due(self.progress) and self.processes.is_first:
             self.settle()
             self.log(scores := self.held_back.scores(self.model))
-            if self.held_back.checks == CHECKS and (doubt := doubt_of([scores])):
-                tqdm.write(f"warning: {doubt}")
+            if self.held_back.checks == CHECKS and (diagnostic := run_diagnostic([scores])):
+                tqdm.write(f"warning: {diagnostic}")
 
     def agree(self) -> None:
         """Of several processes: the time is that of the first, and all stop if one is to. `timed_step` calls it."""
@@ -277,7 +277,7 @@ class Trainer:
         decay_tables(self.model, self.config.trainer, self.step, self.learning_rate())
         self.views.progress.fill_(self.progress)
         self.held_back.hold(self.progress)
-        self.views.source.move_to(self.step)
+        self.views.source.advance(self.step)
         self.views.background.draw_at_random(self.step < min(BACKGROUND_STEPS, self.config.trainer.steps // 8))
         with deterministic(self.config.trainer.deterministic), self._own():
             self.together.before_update(self.step)
@@ -317,7 +317,7 @@ class Trainer:
         """
         self.check_finite()
         folder = self._folder(folder)
-        self.model.agree(self.processes)
+        self.model.sync_ranks(self.processes)
         tensors, state = checkpoint.taken(self)
         self._saved_step = self.step
         if self.processes.is_first:
@@ -335,8 +335,8 @@ class Trainer:
     def restore(self, folder: RunFolder | str | Path) -> None:
         """Go back to the newest checkpoint of a run folder; raises RunError if the run had other options or cameras.
 
-        The scene of a run is read in the run's frame by `nerfkit.load_scene(path, frame=run.frame)`. Torch's, Python's
-        and numpy's own generators go back, too: code of one's own may draw from them.
+        The scene of a run is read in the run's frame by `nerfkit.load_scene(path, transform=run.transform)`. Torch's,
+        Python's and numpy's own generators go back, too: code of one's own may draw from them.
         """
         folder = folder if isinstance(folder, RunFolder) else RunFolder.existing(folder)
         folder.check_resumable(self.config, None if self.scene is None else describe(self.scene))
@@ -394,5 +394,5 @@ class Trainer:
             raise TrainingError(f"{what} at step {self.step}; stopped. Try a lower rate: {lower}")
         raise TrainingError(
             f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {self.folder.path}. "
-            f"Go on from it with a lower rate: {typed('--resume', self.folder.path)} {lower}"
+            f"Go on from it with a lower rate: {shell_join('--resume', self.folder.path)} {lower}"
         )

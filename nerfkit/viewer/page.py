@@ -21,7 +21,7 @@ import tyro
 
 from nerfkit.errors import UserError
 from nerfkit.option_types import Switch, integer
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 if TYPE_CHECKING:
     import viser
@@ -221,7 +221,7 @@ def _guarded(listener: socket.socket, options: ViewerOptions) -> Iterator[list[b
 
     def not_understood(error: Exception | None) -> None:
         if error is not None:
-            tell(f"a browser sent what is not understood: {type(error).__name__} {shown(str(error))}")
+            tell(f"a browser sent what is not understood: {type(error).__name__} {printable(str(error))}")
 
     def serve(handler: Callable, host: str, port: int, *, process_request: Callable, **settings: Any) -> Any:
         loop = asyncio.get_running_loop()

@@ -20,7 +20,7 @@ from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.images.pixels import background_color, blend
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 from nerfkit.training.run.files import read_lines
@@ -43,7 +43,7 @@ class ViewerScene:
     background: Tensor  # [3], on the model's device
     cameras: Cameras  # of the training views, on the CPU
     up: tuple[float, float, float]
-    frame: Frame | None  # how the model's frame lies in that of the files
+    transform: SceneTransform | None  # how the model's frame lies in that of the files
     folder: RunFolder | None  # where files are kept
     names: list[str] = field(default_factory=list)  # of the training views
     photo: Callable[[int], Tensor] | None = None  # the image [H, W, 3] in [0, 1] of a training view
@@ -55,7 +55,7 @@ class ViewerScene:
     def from_run(cls, run: Run) -> ViewerScene:
         """A finished run; its scene's images and points, where they still are."""
         scene = cls(
-            run.scene.name, run.config, run.model, run.background, run.cameras("train"), run.scene.up, run.frame,
+            run.scene.name, run.config, run.model, run.background, run.cameras("train"), run.scene.up, run.transform,
             RunFolder.existing(run.folder), run.scene.names("train"), history=read_lines(run.folder),
         )  # fmt: skip
         try:
@@ -71,8 +71,8 @@ class ViewerScene:
         """A training that has the scene's images in memory."""
         views, background = scene.split("train"), background_color(config.data.background, device)
         return cls(
-            scene.name, config, model, background, views.cameras, scene.up, scene.frame, folder, views.names,
-            photos(images.image, background), shown_points(scene.points, scene.frame), read_lines(folder.path),
+            scene.name, config, model, background, views.cameras, scene.up, scene.transform, folder, views.names,
+            photos(images.image, background), shown_points(scene.points, scene.transform), read_lines(folder.path),
         )  # fmt: skip
 
     @property
@@ -86,13 +86,13 @@ class ViewerScene:
 
     def in_files(self, distance: float) -> float:
         """A length of the model's frame in that of the files."""
-        return distance if self.frame is None else self.frame.distance_to_input(distance)
+        return distance if self.transform is None else self.transform.distance_to_input(distance)
 
     @property
     def has_edge(self) -> bool:
         """Whether the cameras saw a part of the surroundings, and were not all around an object."""
         is_wide = any(lens.is_fisheye for lens in self.cameras.lenses or ())
-        return self.frame is not None and self.frame.kind != "object" and not is_wide
+        return self.transform is not None and self.transform.kind != "object" and not is_wide
 
     def saw(self, points: Tensor) -> Tensor:
         """Which points [P, 3] lie in the image of some training view, without regard to distortion, bool [P]."""
@@ -109,17 +109,17 @@ class ViewerScene:
         data = self.config.data
         if not exists(data.path):
             raise UserError(f"its folder {data.path} is not there")
-        scene = scene_of(self.config, self.frame)
+        scene = scene_of(self.config, self.transform)
         views = scene.split("train")
         poses = views.cameras.camera_to_world
         same_sizes = views.cameras.sizes() == given.sizes()
         if not same_sizes or not torch.allclose(poses, given.camera_to_world, rtol=1e-4, atol=1e-4):
             raise UserError(f"{data.path} has other training views than the run")
-        if data.poses == "refine":
+        if data.pose_optimization:
             poses = self.cameras.camera_to_world
         self.photo = photos(lambda view: views[[view]].load().image(0), self.background)
         self.cameras = replace(views.cameras, camera_to_world=poses)
-        self.points = shown_points(scene.points, self.frame)
+        self.points = shown_points(scene.points, self.transform)
 
 
 def photos(read: Callable[[int], Tensor], background: Tensor) -> Callable[[int], Tensor]:
@@ -127,7 +127,7 @@ def photos(read: Callable[[int], Tensor], background: Tensor) -> Callable[[int],
     return lru_cache(KEPT_IMAGES)(lambda view: blend(read(view).cpu(), background.cpu()))
 
 
-def shown_points(points: Points | None, frame: Frame | None) -> Points | None:
+def shown_points(points: Points | None, transform: SceneTransform | None) -> Points | None:
     """Points to show, in the model's frame: at most MAX_POINTS, those that many images see where that is known."""
     if points is None:
         return None
@@ -136,5 +136,5 @@ def shown_points(points: Points | None, frame: Frame | None) -> Points | None:
     chosen = np.flatnonzero(lengths >= SHORTEST_TRACK) if is_known else np.arange(len(lengths))
     chosen = chosen[:: max(-(-len(chosen) // MAX_POINTS), 1)]
     positions = points.positions[chosen]
-    positions = positions if frame is None else frame.to_model(positions)
+    positions = positions if transform is None else transform.to_model(positions)
     return Points(positions, points.colors[chosen], lengths[chosen], np.zeros(0, dtype=np.int64))

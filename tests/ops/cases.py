@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nerfkit import ops
-from nerfkit.contraction import exponential_ladder
+from nerfkit.contraction import exponential_edges
 from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
 from nerfkit.ops.mlp import n_parameters
@@ -183,9 +183,9 @@ def march(
 MARCH_BOX = torch.tensor([[-1.0, -0.75, -1.25], [1.0, 1.25, 0.5]], dtype=torch.float64)
 
 
-def march_ladder(
-    name: str, n: int, cells: tuple, filled: float, distance: float, capacity: int | None = None, cone: float = 1 / 32,
-    far: float = 300.0, jitter: bool = True,
+def march_edges(
+    name: str, n: int, cells: tuple, filled: float, distance: float, capacity: int | None = None,
+    cone_angle: float = 1 / 32, far: float = 300.0, jitter: bool = True,
 ) -> Case:  # fmt: skip
     """`n` rays of all directions from `distance` half sides off the centre of the box."""
 
@@ -197,11 +197,11 @@ def march_ladder(
             away[: len(around)] = around.flip(0).sign()  # on faces and edges for a distance of 1
         origins = MARCH_BOX.mean(0) + away * distance * (MARCH_BOX[1] - MARCH_BOX[0]) / 2
         shift = torch.rand(n).double() if jitter else None
-        ladder = exponential_ladder(0.05, far, 0.03, cone)
+        t_edges = exponential_edges(0.05, far, 0.03, cone_angle)
         grid = torch.rand(cells) < filled, MARCH_BOX
-        return origins, directions, *grid, None, 0.0, math.inf, shift, capacity, ladder
+        return origins, directions, *grid, None, 0.0, math.inf, shift, capacity, t_edges
 
-    return Case("march", f"ladder_{name}", make, differentiable=(), keep_wide=(0, 1, 3, 7, 9))
+    return Case("march", f"edges_{name}", make, differentiable=(), keep_wide=(0, 1, 3, 7, 9))
 
 
 def composite(name: str, counts: tuple, per_ray_background: bool) -> Case:
@@ -319,11 +319,11 @@ CASES: list[Case] = [
     march("coarse", 17, (6, 9, 5), 0.7),
     march("near_far", 9, (16, 4, 8), 0.11, near=1.0, far=2.5, jitter=False),
     march("no_rays", 0, (4, 4, 4), 0.1),
-    march_ladder("inside", 17, (16, 16, 16), 0.3, 0.4),
-    march_ladder("faces", 17, (8, 12, 5), 0.5, 1.0, jitter=False),
-    march_ladder("outside_few_cells", 30, (13, 20, 9), 0.01, 1.7),
-    march_ladder("far_away", 17, (8, 8, 32), 0.3, 40.0, capacity=200),
-    march_ladder("equal_steps_empty", 5, (8, 8, 8), 0.0, 0.4, cone=0.0, far=20.0),
+    march_edges("inside", 17, (16, 16, 16), 0.3, 0.4),
+    march_edges("faces", 17, (8, 12, 5), 0.5, 1.0, jitter=False),
+    march_edges("outside_few_cells", 30, (13, 20, 9), 0.01, 1.7),
+    march_edges("far_away", 17, (8, 8, 32), 0.3, 40.0, capacity=200),
+    march_edges("equal_steps_empty", 5, (8, 8, 8), 0.0, 0.4, cone_angle=0.0, far=20.0),
     *(count_visible(name, counts, behind=20 - 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
     *(compact_samples(name, counts, 3 * i, 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
     compact_samples("none_kept", (3, 4), 0, 0, keeps=0),

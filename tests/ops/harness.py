@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nerfkit import ops
 from nerfkit.ops.dispatch import DEVICE_OF
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.ops.cases import Case
 
 TOLERANCE = {  # of the naive one in float64: rtol, atol
@@ -86,7 +86,7 @@ def usable(case: Case, backend: str, device: str, dtype: torch.dtype) -> str:
 def refused_by_name(case: Case, backend: str, arguments: list) -> None:
     """Require that a backend without a kernel for the case refuses it, and that "auto" gives the definition's bits."""
     named = case.op, f"'{backend}'", "ops.backend=auto", f"--ops.overrides {case.op} torch"
-    with ops.backend(backend), raises_naming(ops.BackendError, *named):
+    with ops.backend(backend), raises_mentioning(ops.BackendError, *named):
         case.function(*arguments)
     with ops.backend("torch"):
         wanted = as_tuple(case.function(*arguments))

@@ -113,15 +113,15 @@ def contract(position, box):
     return u if m <= 1 else (2 - 1 / m) * u / m
 
 
-def march_ladder(origins, directions, occupancy, box, jitter, capacity, ladder):
+def march_edges(origins, directions, occupancy, box, jitter, capacity, t_edges):
     starts, ends, counts = [], [], []
     for r, (o, d) in enumerate(zip(origins, directions, strict=True)):
         counts.append(0)
         j = 0 if jitter is None else jitter[r]
         if not (np.isfinite(o).all() and np.isfinite(d).all() and d.any()):
             continue
-        for k in range(len(ladder) - 2):
-            a, b = (ladder[i] + j * (ladder[i + 1] - ladder[i]) for i in (k, k + 1))
+        for k in range(len(t_edges) - 2):
+            a, b = (t_edges[i] + j * (t_edges[i + 1] - t_edges[i]) for i in (k, k + 1))
             cell = np.floor((contract(o + d * (a + b) / 2, box) + 2) / 4 * occupancy.shape).astype(int)
             if occupancy[tuple(np.clip(cell, 0, np.array(occupancy.shape) - 1))]:
                 starts.append(a), ends.append(b)
@@ -132,9 +132,9 @@ def march_ladder(origins, directions, occupancy, box, jitter, capacity, ladder):
     return *(np.array(t[:used] + [0.0] * (rows - used), dtype=float) for t in (starts, ends)), offsets
 
 
-def march(origins, directions, occupancy, box, step, near, far, jitter, capacity=None, ladder=None):
-    if ladder is not None:
-        return march_ladder(origins, directions, occupancy, box, jitter, capacity, ladder)
+def march(origins, directions, occupancy, box, step, near, far, jitter, capacity=None, t_edges=None):
+    if t_edges is not None:
+        return march_edges(origins, directions, occupancy, box, jitter, capacity, t_edges)
     starts, counts = [], []
     for r, (o, d) in enumerate(zip(origins, directions, strict=True)):
         with np.errstate(divide="ignore"):
@@ -152,11 +152,11 @@ def march(origins, directions, occupancy, box, step, near, far, jitter, capacity
     return starts, starts + step, np.concatenate([[0], np.cumsum(counts)])
 
 
-def count_visible(density, t_starts, t_ends, ray_offsets, min_transmittance):
+def count_visible(density, t_starts, t_ends, ray_offsets, early_stop_transmittance):
     counts = []
     for ray in rays_of(ray_offsets):
         thickness, count = 0.0, 0
-        while count < len(ray) and math.exp(-thickness) > min_transmittance:
+        while count < len(ray) and math.exp(-thickness) > early_stop_transmittance:
             i = ray[count]
             thickness += min(density[i] * (t_ends[i] - t_starts[i]), 50)
             count += 1

@@ -9,7 +9,7 @@ import torch
 
 from nerfkit import ops
 from nerfkit.ops.dispatch import OPS
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.ops.cases import offsets
 from tests.ops.harness import as_tuple
 
@@ -32,7 +32,8 @@ GOOD = {
         "step": 0.1,
     },
     "count_visible": {
-        "density": rand(4), "t_starts": rand(4), "t_ends": rand(4), "ray_offsets": ONE_RAY, "min_transmittance": 0.1,
+        "density": rand(4), "t_starts": rand(4), "t_ends": rand(4), "ray_offsets": ONE_RAY,
+        "early_stop_transmittance": 0.1,
     },
     "compact_samples": {
         "origins": rand(2, 3), "directions": rand(2, 3), "t_starts": rand(4), "t_ends": rand(4),
@@ -53,7 +54,7 @@ GOOD = {
     },
 }  # fmt: skip
 DENSE = {"x": rand(1, 2, 5), "ray_offsets": None}
-LADDER = {"step": None, "ladder": torch.arange(4.0)}
+EDGES = {"step": None, "t_edges": torch.arange(4.0)}
 
 WRONG_SHAPE = [  # op, change, what is named: an error of value
     ("trilinear", {"feats": rand(2, 7, 1)}, "feats [N, 8, F] [2, 7, 1]"),
@@ -83,16 +84,16 @@ WRONG_SHAPE = [  # op, change, what is named: an error of value
     ("mlp", {"parameters": rand(25)}, "parameters [26] [25]"),
     ("march", {"occupancy": torch.ones(4, 4).bool()}, "occupancy [X, Y, Z] [4, 4]"),
     ("march", {"step": 0.0}, "step 0.0"),
-    ("march", {"step": None}, "step ladder"),
+    ("march", {"step": None}, "step t_edges"),
     ("march", {"jitter": rand(3)}, "jitter [2] [3]"),
     ("march", {"capacity": -1}, "capacity -1"),
-    ("march", {"ladder": rand(4)}, "ladder step 0.1"),
-    ("march", LADDER | {"far": 9.0}, "ladder far 9.0"),
-    ("march", LADDER | {"ladder": torch.arange(2.0**16 + 1)}, "ladder 65536 65537"),
-    ("march", LADDER | {"ladder": torch.zeros(4)}, "ladder increasing"),
-    ("march", LADDER | {"ladder": torch.tensor([0, 1, math.inf])}, "ladder finite"),
+    ("march", {"t_edges": rand(4)}, "t_edges step 0.1"),
+    ("march", EDGES | {"far": 9.0}, "t_edges far 9.0"),
+    ("march", EDGES | {"t_edges": torch.arange(2.0**16 + 1)}, "t_edges 65536 65537"),
+    ("march", EDGES | {"t_edges": torch.zeros(4)}, "t_edges increasing"),
+    ("march", EDGES | {"t_edges": torch.tensor([0, 1, math.inf])}, "t_edges finite"),
     ("count_visible", {"t_starts": rand(5)}, "t_starts [4] [5]"),
-    ("count_visible", {"min_transmittance": -0.1}, "min_transmittance 0 1 -0.1"),
+    ("count_visible", {"early_stop_transmittance": -0.1}, "early_stop_transmittance 0 1 -0.1"),
     ("compact_samples", {"source_offsets": offsets(4)}, "source_offsets [3] [2]"),
     ("compact_samples", {"n_rows": -1}, "n_rows -1"),
     ("spherical_harmonics", {"directions": rand(2, 4)}, "directions [R, 3] [2, 4]"),
@@ -118,7 +119,7 @@ WRONG_TYPE = [
     ("lltm", {"ray_offsets": torch.tensor([0.0, 2, 5])}, "ray_offsets int64 float32"),
     ("mlp", {"parameters": rand(26).double()}, "inputs[0] parameters float32 float64"),
     ("march", {"occupancy": torch.ones(4, 4, 4)}, "occupancy bool float32"),
-    ("march", LADDER | {"ladder": torch.arange(4.0).double()}, "ladder float32 float64"),
+    ("march", EDGES | {"t_edges": torch.arange(4.0).double()}, "t_edges float32 float64"),
     ("count_visible", {"density": torch.ones(4).long()}, "density float32 bfloat16 int64"),
     ("compact_samples", {"source_offsets": [0, 2, 4]}, "source_offsets int64 [3] list"),
     ("spherical_harmonics", {"ray_index": torch.zeros(2).int()}, "ray_index int64 int32"),
@@ -157,11 +158,11 @@ def test_what_is_no_tensor(op: str):
     for name in [name for name, x in GOOD[op].items() if isinstance(x, torch.Tensor)]:
         for wrong in (GOOD[op][name].tolist(), GOOD[op][name].numpy(), None):
             if wrong is not None or name not in optional or (op, name) == ("lltm", "ray_offsets"):
-                with raises_naming(TypeError, op, name, type(wrong).__name__):
+                with raises_mentioning(TypeError, op, name, type(wrong).__name__):
                     call(op, {name: wrong})
 
 
 @pytest.mark.parametrize("error, op, change, named", CALLS)
 def test_bad_input(error: type[Exception], op: str, change: dict, named: str):
-    with raises_naming(error, op, *parts_of(named)):
+    with raises_mentioning(error, op, *parts_of(named)):
         call(op, change)

@@ -6,7 +6,7 @@ import nerfkit
 from nerfkit import ops
 from nerfkit.config import load, preset_path
 from nerfkit.ops import BackendError, dispatch, native
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.ops.harness import NativeCalls
 
 
@@ -22,7 +22,7 @@ def resolved_anew():
 @pytest.mark.parametrize("op", dispatch.OPS)
 def test_a_backend_that_was_not_built_raises(op: str, name: str, monkeypatch):
     monkeypatch.delitem(dispatch._implementations, (op, name), raising=False)
-    with raises_naming(BackendError, op, f"'{name}'", "torch", native.how_to_build(name)):
+    with raises_mentioning(BackendError, op, f"'{name}'", "torch", native.how_to_build(name)):
         dispatch.resolve(op, dispatch.DEVICE_OF[name], name)
 
 
@@ -35,9 +35,9 @@ def test_auto_takes_the_fused_one_where_built(monkeypatch):
 
 
 def test_unknown_names_raise():
-    with raises_naming(BackendError, "'lstm'", *dispatch.OPS):
+    with raises_mentioning(BackendError, "'lstm'", *dispatch.OPS):
         ops.set_backend("auto", {"lstm": "torch"})
-    with raises_naming(BackendError, "'cudnn'", "auto", "torch", "cpp", "cuda"):
+    with raises_mentioning(BackendError, "'cudnn'", "auto", "torch", "cpp", "cuda"):
         ops.set_backend("cudnn")
 
 
@@ -65,9 +65,9 @@ def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
     monkeypatch.setitem(dispatch._implementations, ("trilinear", "cuda"), lambda: None)
     monkeypatch.setattr(native, "why_not_on", lambda gpu: "built for 9.0, but Old GPU has compute capability 7.5")
     assert dispatch.resolve("trilinear", "cuda:1").backend == "torch"
-    with raises_naming(BackendError, "trilinear", "'cuda'", "cpu"):
+    with raises_mentioning(BackendError, "trilinear", "'cuda'", "cpu"):
         dispatch.resolve("trilinear", "cpu", "cuda")
-    with raises_naming(BackendError, "9.0", "Old GPU", "7.5", native.how_to_build("cuda")):
+    with raises_mentioning(BackendError, "9.0", "Old GPU", "7.5", native.how_to_build("cuda")):
         dispatch.resolve("trilinear", "cuda:1", "cuda")
 
 
@@ -75,7 +75,7 @@ def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
 def test_a_step_of_make_demo_runs_its_compiled_ops():
     """Feature grid, convolution and recurrence along the rays, among others."""
     config = load([preset_path("orrery_cpu")])
-    config.data.downscale, config.trainer.samples, config.device = 20, 256, "cpu"
+    config.data.downscale, config.trainer.samples_per_step, config.device = 20, 256, "cpu"
     trainer = nerfkit.Trainer(config)
     assert set(trainer.model.used_ops) >= {"grid_encode", "depthwise_conv1d", "lltm"}
     with NativeCalls() as seen:

@@ -36,7 +36,7 @@ OPCHECKS = ("test_schema", "test_faketensor")
 COMPILED = (
     "trilinear-5x3_to_1 grid_encode-hashed depthwise_conv1d-packed_fast_k5 depthwise_conv1d-dense_k3 "
     "depthwise_conv2d-k1x4_stride depthwise_conv2d-dilated_no_bias lltm_cell-3_2_4 lltm-one_state mlp-odd_sizes "
-    "march-fine march-ladder_far_away count_visible-empty_rays compact_samples-empty_rays spherical_harmonics-one_ray "
+    "march-fine march-edges_far_away count_visible-empty_rays compact_samples-empty_rays spherical_harmonics-one_ray "
     "spherical_harmonics-a_row_a_ray composite-empty_rays_3 composite-no_rays distortion-empty_rays_3 lazy_adam-scaled"
 ).split()
 # Ops that read a value on the way, so that torch.compile splits the graph there.

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerfkit import ops
-from nerfkit.contraction import exponential_ladder
+from nerfkit.contraction import exponential_edges
 from nerfkit.ops import march
 from nerfkit.ops.packed import truncate_offsets
-from tests.naming import raises_naming
+from tests.naming import raises_mentioning
 from tests.ops import naive
 from tests.ops.cases import cases, unit_vectors
 from tests.ops.harness import backend_params, drawn_backends, dtype_name, fused_params
@@ -50,7 +50,7 @@ def test_equals_brute_force(cells, step, seed, filled, near, length, backend):
 
 
 @every_backend
-@pytest.mark.parametrize("case", [c for c in cases("march") if "ladder" not in c.name], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in cases("march") if "edges" not in c.name], ids=lambda case: case.name)
 def test_float32_differs_at_cell_borders_alone(case, backend: str, device: str):
     """In float32 a middle may fall into the next cell: few intervals differ, and all lie in the box."""
     t_starts, t_ends, ray_offsets = march_on(backend, device, *case.arguments(torch.float32))
@@ -91,38 +91,38 @@ def test_rows_of_a_capacity_are_whole_rays_then_zeros(backend: str, device: str,
 
 @every_fused
 @both_floats
-def test_a_ladder_of_many_intervals_and_single_cells(backend: str, device: str, dtype: torch.dtype):
+def test_edges_of_many_intervals_and_single_cells(backend: str, device: str, dtype: torch.dtype):
     """The definition's bits: rays of more chunks with samples than are stored, cells that one interval alone meets."""
     box = torch.tensor([[-1.0, -2, -1], [1, 2, 3]], dtype=dtype)
     origins, jitter = torch.randn(300, 3, dtype=dtype), torch.rand(300, dtype=dtype)
-    ladder = exponential_ladder(0.0, 400.0, 0.004, 1 / 256).to(dtype)
+    t_edges = exponential_edges(0.0, 400.0, 0.004, 1 / 256).to(dtype)
     for occupancy in (torch.rand(128, 120, 130) < 1e-3, torch.rand(16, 16, 16) < 0.6):
-        inputs = origins, unit_vectors(300).to(dtype), occupancy, box, None, 0.0, math.inf, jitter, None, ladder
+        inputs = origins, unit_vectors(300).to(dtype), occupancy, box, None, 0.0, math.inf, jitter, None, t_edges
         got, wanted = march_on(backend, device, *inputs), march_on("torch", "cpu", *inputs)
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True)) and wanted[2][-1] > 300
 
 
 @every_backend
 @both_floats
-def test_rays_that_a_ladder_leaves_without_samples(backend: str, device: str, dtype: torch.dtype):
+def test_rays_that_edges_leave_without_samples(backend: str, device: str, dtype: torch.dtype):
     """Only the first has samples: no direction, numbers that are not finite, too far away."""
     bad = [[0.0, 0, 0], [math.nan, 0, 1], [0, math.inf, 0]]
     far = [[1e37 if dtype == torch.float32 else 1e300, 0, 0]]
     directions = torch.tensor([[0.0, 0, 1], *bad, *[[0.0, 0, 1]] * 4], dtype=dtype)
     origins = torch.tensor([[0.0, 0, 0]] * 4 + bad[1:] + [[0, -math.inf, 1]] + far, dtype=dtype)
-    ladder = exponential_ladder(0.0, 50.0, 0.5, 0.1).to(dtype)
-    got = march_on(backend, device, origins, directions, FULL, BOX.to(dtype), None, ladder=ladder)
-    assert got[2].diff().tolist() == [len(ladder) - 2, *[0] * 7]
-    assert torch.equal(got[0], ladder[:-2]) and torch.equal(got[1], ladder[1:-1])
+    t_edges = exponential_edges(0.0, 50.0, 0.5, 0.1).to(dtype)
+    got = march_on(backend, device, origins, directions, FULL, BOX.to(dtype), None, t_edges=t_edges)
+    assert got[2].diff().tolist() == [len(t_edges) - 2, *[0] * 7]
+    assert torch.equal(got[0], t_edges[:-2]) and torch.equal(got[1], t_edges[1:-1])
     inner = torch.zeros_like(FULL)
     inner[1:3, 1:3, 1:3] = True
-    within = march_on(backend, device, origins, directions, inner, BOX.to(dtype), None, ladder=ladder)
+    within = march_on(backend, device, origins, directions, inner, BOX.to(dtype), None, t_edges=t_edges)
     assert within[0].tolist() == [0.0, 0.5] and within[1].tolist() == [0.5, 1.0]  # the box, in cells of the middle
 
 
 @every_backend
 @pytest.mark.parametrize("n_rays, cells", [(0, (4, 4, 4)), (70, (4, 0, 4))])
-@pytest.mark.parametrize("distances", [{"step": 0.1}, {"step": None, "ladder": torch.arange(5.0)}])
+@pytest.mark.parametrize("distances", [{"step": 0.1}, {"step": None, "t_edges": torch.arange(5.0)}])
 def test_no_rays_or_no_cells(backend: str, device: str, n_rays: int, cells: tuple, distances: dict):
     rays = torch.rand(n_rays, 3)
     for capacity in (None, 9):
@@ -150,7 +150,7 @@ def test_a_graph_with_a_capacity(step: float | None):
     inputs = -2 * directions, directions, occupancy, BOX.cuda(), step
     options = {"capacity": 20000}
     if step is None:
-        options["ladder"] = exponential_ladder(0.0, 9.0, 0.01, 0.01).float().cuda()
+        options["t_edges"] = exponential_edges(0.0, 9.0, 0.01, 0.01).float().cuda()
     with ops.backend("cuda"):
         march(*inputs, **options)
         graph = torch.cuda.CUDAGraph()
@@ -167,5 +167,5 @@ def test_a_graph_with_a_capacity(step: float | None):
 @pytest.mark.parametrize("n_rays", [1, 1000])  # whose counts must not wrap around when they are added up
 def test_a_step_far_too_small_is_an_error(backend: str, device: str, n_rays: int):
     origins, directions = torch.tensor([[-3.0, 0, 0]]), torch.tensor([[1.0, 0, 0]])
-    with raises_naming(ValueError, "step", "1e-07", "1048576"):
+    with raises_mentioning(ValueError, "step", "1e-07", "1048576"):
         march_on(backend, device, origins.repeat(n_rays, 1), directions.repeat(n_rays, 1), FULL, BOX, 1e-7)

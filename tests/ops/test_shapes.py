@@ -93,9 +93,9 @@ CELLS = st.tuples(*[one_of([1, 3, 8, 13, 31, 64])] * 3)
 STEPS = st.builds(
     make.march, NAME, Int(1, 60), CELLS, st.floats(0.01, 1.5), st.floats(0, 2), st.floats(2.1, 5), st.booleans()
 )
-LADDERS = st.builds(
-    make.march_ladder, NAME, Int(1, 40), CELLS, st.floats(0, 0.3), one_of([0.0, 0.3, 1.0, 1.5, 8.0, 3e4]),
-    one_of([None, 300]), cone=one_of([1 / 256, 1 / 64, 0.7]), far=st.floats(2, 3000), jitter=st.booleans(),
+EDGES = st.builds(
+    make.march_edges, NAME, Int(1, 40), CELLS, st.floats(0, 0.3), one_of([0.0, 0.3, 1.0, 1.5, 8.0, 3e4]),
+    one_of([None, 300]), cone_angle=one_of([1 / 256, 1 / 64, 0.7]), far=st.floats(2, 3000), jitter=st.booleans(),
 )  # fmt: skip
 WIDTHS = st.one_of(Int(1, 70), one_of([128, 300, 2048, 2049]))
 LEVELS = st.sets(Int(1, 40), min_size=1, max_size=5).map(sorted)
@@ -115,7 +115,7 @@ DRAWN = {
     "lltm": st.builds(make.lltm, NAME, FEW_SAMPLES, STATES, STATES),
     "mlp": mlp(),
     "mlp_any_widths": mlp(any_widths=True),
-    "march": st.one_of(STEPS, LADDERS),
+    "march": st.one_of(STEPS, EDGES),
     "count_visible": st.builds(make.count_visible, NAME, RAYS, Int(0, 300), Int(0, 2000)),
     "compact_samples": st.builds(make.compact_samples, NAME, RAYS, Int(0, 300), Int(0, 9000), Int(0, 4)),
     "spherical_harmonics": st.builds(make.spherical_harmonics, NAME, RAYS),

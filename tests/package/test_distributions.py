@@ -87,8 +87,8 @@ def test_an_installation_has_every_fused_op_and_trains_and_renders(installed, tm
     said = installed.run("python", "-c", code, folder=tmp_path)
     assert_names(said, installed.package, sorted(dispatch.OPS))
     scene = write_scene(tmp_path / "scene", size=(15, 13))
-    small = "--device cpu --model.levels 2 --model.log2_table 8 --model.max_resolution 24 --trainer.steps 40"
-    small += " --trainer.samples 512 --sampling.step 0.08 --sampling.occupancy_resolution 8"
+    small = "--device cpu --model.levels 2 --model.log2_hashmap_size 8 --model.max_resolution 24 --trainer.steps 40"
+    small += " --trainer.samples_per_step 512 --sampling.step_size 0.08 --sampling.occupancy_resolution 8"
     installed.run("nerfkit", "train", scene, *small.split(), "--out", "run", folder=tmp_path)
     installed.run("nerfkit", "render", "run", "--frames", "2", "--size", "9", "7", folder=tmp_path)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -22,7 +22,7 @@ import torch
 from nerfkit import ops
 from nerfkit.commands import doctor
 from nerfkit.ops import native
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names, raises_mentioning
 from tests.package.conftest import ROOT, run
 
 VARIABLES = "NERFKIT_NATIVE NERFKIT_CUDA NERFKIT_TORCH_DIR TORCH_CUDA_ARCH_LIST CUDA_HOME CXX".split()
@@ -84,12 +84,12 @@ def no_nvcc(monkeypatch) -> None:
     ],
 )
 def test_what_cannot_be_is_an_error(variables: dict[str, str], words: tuple, toolkit: str, read_setup):
-    with raises_naming(SystemExit, *words):
+    with raises_mentioning(SystemExit, *words):
         read_setup(CUDA_HOME=toolkit, **variables)
 
 
 def test_a_missing_toolkit_is_an_error_that_names_where_it_was_sought(tmp_path: Path, read_setup, no_nvcc):
-    with raises_naming(SystemExit, "NERFKIT_CUDA=1", tmp_path, "bin/nvcc"):
+    with raises_mentioning(SystemExit, "NERFKIT_CUDA=1", tmp_path, "bin/nvcc"):
         read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="1")
 
 
@@ -246,7 +246,7 @@ def test_the_page_names_all_that_can_be_missing_and_what_the_build_left(tmp_path
     (tmp_path / "built.txt").write_text("what setup.py wrote for z80\n")
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
     text = "\n".join(doctor.report()[0])
-    assert_names(text, "verdict", "lltm", "the viewer: ", "poses of photographs: ", "what setup.py wrote for z80")
+    assert_names(text, "verdict", "lltm", "the viewer: ", "poses of photos: ", "what setup.py wrote for z80")
     assert_names(text, *(library.path.name for library in native.libraries()))
 
 

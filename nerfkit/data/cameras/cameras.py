@@ -75,7 +75,7 @@ class Cameras:
     width: int | Tensor  # pixels; [V] int64 where sizes differ
     height: int | Tensor
     lenses: tuple[Lens, ...] = ()  # of each view, where one of them has distortion
-    table: DirectionTable | None = field(default=None, repr=False)  # of those lenses; see `of_lenses`
+    table: DirectionTable | None = field(default=None, repr=False)  # of those lenses; see `from_lenses`
 
     def __post_init__(self) -> None:
         n_views = self.camera_to_world.shape[0]
@@ -91,7 +91,7 @@ class Cameras:
             raise SceneError(f"Cameras: width and height must be whole pixels, got {self.width} and {self.height}")
 
     @classmethod
-    def of_lenses(cls, camera_to_world: Tensor, lenses: list[Lens], maps: LensMaps | None = None) -> Cameras:
+    def from_lenses(cls, camera_to_world: Tensor, lenses: list[Lens], maps: LensMaps | None = None) -> Cameras:
         """Cameras with a lens for each view; equal ones share their directions, those in `maps` with other cameras.
 
         Raises SceneError for a lens that leaves more than a few pixels without a direction.
@@ -143,7 +143,7 @@ class Cameras:
     def resized(self, width: int, height: int) -> Cameras:
         """The same cameras with images of another size."""
         if self.lenses:
-            return Cameras.of_lenses(self.camera_to_world, [lens.resized(width, height) for lens in self.lenses])
+            return Cameras.from_lenses(self.camera_to_world, [lens.resized(width, height) for lens in self.lenses])
         scale = torch.tensor([width, height]) / torch.tensor(self.sizes())  # [V, 2]
         scale = scale.to(self.focal.device)
         return replace(self, focal=self.focal * scale, center=self.center * scale, width=width, height=height)

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 
 from nerfkit.data.cameras.lens_models import Fisheye, Perspective
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 MODELS: dict[str, tuple[int | None, tuple[str, ...]]] = {  # COLMAP's number, and the names of the parameters
     "SIMPLE_PINHOLE": (0, ("f", "cx", "cy")),
@@ -203,4 +203,4 @@ def _equations(model: str, params: tuple[float, ...]) -> Perspective | Fisheye:
 
 
 def _got(value: object) -> str:
-    return shown(reprlib.repr(value))
+    return printable(reprlib.repr(value))

@@ -28,7 +28,7 @@ MOST = 64  # lenses with distortion, evenly spaced, that are looked at
 COARSE = 16  # nodes across a lens whose distortion is looked at
 
 
-def doubts_of_lenses(lenses: Iterable[Lens]) -> list[str]:
+def lens_diagnostics(lenses: Iterable[Lens]) -> list[str]:
     """Warnings about lenses that no camera is known to have, each with the likely mistake; alike ones are counted."""
     counts = Counter(lenses)
     found: dict[str, tuple[str, int]] = {}  # by kind: of the first lens, and images of all

@@ -166,7 +166,7 @@ class DrawnPixels(NamedTuple):
     ignored: Tensor | None  # [R] bool, pixels that do not count; None if all count
 
 
-def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> AllPixels | WindowOfPixels:
+def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> ResidentPixels | StreamingPixels:
     """All images on the device, where they fit into half of its free memory, else a window of them.
 
     In `n_steps` of training every image comes into the window, if one step for each is enough.
@@ -174,16 +174,16 @@ def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> AllPixe
     free = available_memory(device)
     is_there = pool.pixels.device.type == device.type and device.index in (None, pool.pixels.device.index)
     if is_there or free is None or pool.bytes() <= SHARE_OF_IMAGES * free:
-        return AllPixels(pool.to(device))
-    return WindowOfPixels(pool, device, int(SHARE_OF_IMAGES * free), n_steps)
+        return ResidentPixels(pool.to(device))
+    return StreamingPixels(pool, device, int(SHARE_OF_IMAGES * free), n_steps)
 
 
-class AllPixels:
+class ResidentPixels:
     """Every image is on the device."""
 
     def __init__(self, pool: ImagePool):
         self.pool, self.device = pool, pool.pixels.device
-        self.text = f"all {len(pool)} on {self.device}, {pool.bytes() / 2**20:.0f} MB"
+        self.description = f"all {len(pool)} on {self.device}, {pool.bytes() / 2**20:.0f} MB"
         self.size = pool.sizes[0] if len(set(pool.sizes)) == 1 else None  # of every image; None if they differ
         self.widths = torch.tensor([width for width, _ in pool.sizes], device=self.device)  # [V]
 
@@ -203,11 +203,11 @@ class AllPixels:
         ignored = None if self.pool.ignored is None else self.pool.ignored[pixel]
         return DrawnPixels(view, row, column, self.pool.pixels[pixel], ignored)
 
-    def move_to(self, step: int) -> None:
+    def advance(self, step: int) -> None:
         """Nothing moves."""
 
 
-class WindowOfPixels:
+class StreamingPixels:
     """K of the V images are on the device; every few steps the oldest makes room for another.
 
     Images come in the order of one random permutation after another, each of which shows every image once; where one
@@ -227,7 +227,7 @@ class WindowOfPixels:
         self.n_slots = n_slots
         self.every = max(1, min(REFRESH_EVERY, (n_steps - 1) // max(1, len(pool) - n_slots)))  # steps
         too_few = n_slots + (n_steps - 1) // self.every < len(pool)
-        self.text = (
+        self.description = (
             f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {self.every} steps: all take "
             f"{pool.bytes() / 2**30:.1f} GB, more than half of its free memory"
             + "; TOO FEW STEPS for all of them to be seen"
@@ -259,7 +259,7 @@ class WindowOfPixels:
         ignored = None if self.ignored is None else self.ignored[pixel]
         return DrawnPixels(view, row, within - row * width, self.colors[pixel], ignored)
 
-    def move_to(self, step: int) -> None:
+    def advance(self, step: int) -> None:
         """Bring in the images of step `step`: one, mostly, or all after a jump."""
         wanted = step // self.every if self.n_slots < len(self.pool) else 0
         if wanted == self.refreshes:

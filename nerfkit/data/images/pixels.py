@@ -17,7 +17,7 @@ from PIL.Image import Transpose
 from torch import Tensor
 
 from nerfkit.errors import SceneError
-from nerfkit.reading import open_regular, shown
+from nerfkit.safe_io import open_regular, printable
 
 BACKGROUNDS = {"white": 1.0, "black": 0.0}
 
@@ -71,11 +71,12 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         stored = header.as_stored()
         if image.size != (stored.width, stored.height):
             now, was = f"{image.width}x{image.height}", f"{stored.width}x{stored.height}"
-            raise SceneError(f"image {shown(path)} is {now} now, but was {was} a moment ago")
+            raise SceneError(f"image {printable(path)} is {now} now, but was {was} a moment ago")
         _decode(image, path)
         if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
             raise SceneError(
-                f"image {shown(path)} is transparent in places, where others are opaque; save all of them without alpha"
+                f"image {printable(path)} is transparent in places, where others are opaque; save all of them without "
+                "alpha"
             )
         image = _eight_bits(image, header.bits)
         if header.turn != 1:
@@ -137,30 +138,32 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     """A supported image, its header decoded; what Pillow raises in the block becomes a SceneError."""
     with open_regular(path, FILE_LIMIT, "image", SceneError) as file:
         if not os.fstat(file.fileno()).st_size:
-            raise SceneError(f"image {shown(path)} is empty (0 bytes); {REMEDY}")
+            raise SceneError(f"image {printable(path)} is empty (0 bytes); {REMEDY}")
         try:
             with Image.open(file, formats=FORMATS) as image:
                 if image.mode not in MODES:
                     raise SceneError(
-                        f"image {shown(path)} has the color space {image.mode}; save it as RGB, RGBA or gray"
+                        f"image {printable(path)} has the color space {image.mode}; save it as RGB, RGBA or gray"
                     )
                 if image.mode.startswith("I") and "transparency" in image.info:
-                    raise SceneError(f"image {shown(path)} is 16-bit gray with a transparent value; save it as RGBA")
+                    raise SceneError(
+                        f"image {printable(path)} is 16-bit gray with a transparent value; save it as RGBA"
+                    )
                 if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
                     raise SceneError(
-                        f"image {shown(path)} is animated; save the frame that is meant as a file of its own"
+                        f"image {printable(path)} is animated; save the frame that is meant as a file of its own"
                     )
                 yield image
         except SceneError:
             raise
         except UnidentifiedImageError:
             what = "is no PNG, JPEG or WebP file, whatever its name says; convert it, or copy it again"
-            raise SceneError(f"image {shown(path)} {what}") from None
+            raise SceneError(f"image {printable(path)} {what}") from None
         except Image.DecompressionBombError as error:
-            raise SceneError(f"image {shown(path)} is too large to be read: {error}") from None
+            raise SceneError(f"image {printable(path)} is too large to be read: {error}") from None
         except Exception as error:  # decoders raise nearly anything where a file is broken
-            cause = shown(str(error) or type(error).__name__)
-            raise SceneError(f"image {shown(path)} cannot be read, is it truncated? ({cause}); {REMEDY}") from None
+            cause = printable(str(error) or type(error).__name__)
+            raise SceneError(f"image {printable(path)} cannot be read, is it truncated? ({cause}); {REMEDY}") from None
 
 
 def _header(image: Image.Image) -> ImageHeader:
@@ -185,7 +188,7 @@ def _decode(image: Image.Image, path: Path) -> None:
     image.load()
     if told_late and (orientation := _orientation(image)) != 1:
         raise SceneError(
-            f"image {shown(path)} stores its EXIF orientation ({orientation}) after its pixels, which is not "
+            f"image {printable(path)} stores its EXIF orientation ({orientation}) after its pixels, which is not "
             "supported; save it rotated, without the tag"
         )
 
@@ -207,7 +210,8 @@ def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -
         scale_x, scale_y = image.width / width, image.height / height
         if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
             raise SceneError(
-                f"mask {shown(path)} is {image.width}x{image.height}, of another shape than its image, {width}x{height}"
+                f"mask {printable(path)} is {image.width}x{image.height}, of another shape than its image, "
+                f"{width}x{height}"
             )
         image.load()
         kind = kind or MaskKind()

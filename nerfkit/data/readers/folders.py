@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from nerfkit.errors import SceneError
-from nerfkit.reading import first_of, native_name, shown
+from nerfkit.safe_io import first_of, native_name, printable
 
 IMAGE_EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif", ".exr", ".jp2", ".ppm")
@@ -47,7 +47,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def _cannot_list(problem: OSError) -> None:
-    raise SceneError(f"cannot list {shown(problem.filename)}: {problem.strerror}")
+    raise SceneError(f"cannot list {printable(problem.filename)}: {problem.strerror}")
 
 
 def is_folder(path: Path) -> bool:
@@ -70,7 +70,7 @@ def native(name: str, where: str) -> str:
             raise ValueError
         return native_name(name)
     except ValueError:
-        raise SceneError(f"{where}: '{shown(name)}' cannot be the name of a file") from None
+        raise SceneError(f"{where}: '{printable(name)}' cannot be the name of a file") from None
 
 
 def nearest_of(
@@ -89,7 +89,7 @@ def as_named(file: Path) -> Path | None:
 
 def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
     """A note if of `count` images some are taken that have other names."""
-    first = [f"{shown(file)} is {shown(found)}" for file, found in near.items()][:1]
+    first = [f"{printable(file)} is {printable(found)}" for file, found in near.items()][:1]
     others = f"{len(near)} of {count} images are there under other names, and are taken"
     return [f"{others} (the first: {name})" for name in first]
 
@@ -102,13 +102,13 @@ def places_of(folder: Path) -> list[Path]:
 def beside(file: Path) -> str:
     """The end of a message on a missing file: where it leads as a link, or which images are near where it should be."""
     if file.is_symlink():
-        return f"; {shown(file.name)} is a link to {shown(os.readlink(file))}, which is not there"
+        return f"; {printable(file.name)} is a link to {printable(os.readlink(file))}, which is not there"
     place = next(filter(is_folder, file.parents), None)
     for pattern in ("*", "*/*") if place else ():
         files = [file for file in place.glob(pattern) if file.suffix.lower() in IMAGE_EXTENSIONS]
         if files:
             names = first_of(file.relative_to(place).as_posix() for file in files)
-            return f"; {shown(place)} has {len(files)} images ({names})"
+            return f"; {printable(place)} has {len(files)} images ({names})"
     return ""
 
 
@@ -120,11 +120,11 @@ def find_masks(folder: Path, names: Iterable[str]) -> tuple[dict[str, Path], lis
     masks, names = folder / MASKS, set(names)
     files = list_images(masks)
     if not files:
-        return {}, [f"{shown(masks)} holds no images"] if is_folder(masks) else []
+        return {}, [f"{printable(masks)} holds no images"] if is_folder(masks) else []
     by_name = {posixpath.splitext(file)[0]: file for file in reversed(files)} | {file: file for file in files}
     found: dict[str, str] = {}
     for name in names:
-        key = native(name, shown(masks))
+        key = native(name, printable(masks))
         keys = (key, posixpath.splitext(key)[0])
         if file := next((by_name[key] for key in keys if key in by_name), None):
             found[name] = file

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nerfkit.errors import SceneError
-from nerfkit.reading import open_regular, shown
+from nerfkit.safe_io import open_regular, printable
 
 START = 2**16  # bytes of a file that are looked at
 FILE_LIMIT = 2**40  # bytes
@@ -30,11 +30,13 @@ MAY_HOLD = re.compile(r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|c
 
 
 def poses_beside(folder: Path) -> str:
-    """What is lost if the poses of photographs in a folder are found anew, and the way to keep it; or nothing."""
+    """What is lost if the poses of photos in a folder are found anew, and the way to keep it; or nothing."""
     for pattern, start, program, way in FORMATS:
         for file in sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")])[:3]:
             with suppress(SceneError, OSError), open_regular(file, FILE_LIMIT, "file", SceneError) as opened:
                 if re.search(start, opened.read(START).decode("utf-8", "replace"), re.I | re.M):
-                    return f"{shown(file)} holds poses and scale of {program}, which are not read; to keep them, {way}"
+                    return (
+                        f"{printable(file)} holds poses and scale of {program}, which are not read; to keep them, {way}"
+                    )
     names = sorted(file.name for file in folder.glob("*") if MAY_HOLD.fullmatch(file.name))
-    return f"{shown(', '.join(names))} may hold poses, but of no format that is read" if names else ""
+    return f"{printable(', '.join(names))} may hold poses, but of no format that is read" if names else ""

@@ -20,7 +20,7 @@ from nerfkit.data.readers.folders import find_masks, is_folder, list_images
 from nerfkit.data.readers.small_formats import read_arrays
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 NEEDS = "poses_bounds.npy"
 COLUMNS = 17
@@ -41,16 +41,16 @@ def read(folder: Path) -> Capture:
     names = [name for name in files if "/" not in name]
     if len(names) != len(table):
         raise SceneError(
-            f"{shown(file)} holds {len(table)} poses, but {shown(image_folder)} {len(names)} images; the poses belong "
-            "to the images in the order of their names, so that none may be missing and none be added"
+            f"{printable(file)} holds {len(table)} poses, but {printable(image_folder)} {len(names)} images; the poses "
+            "belong to the images in the order of their names, so that none may be missing and none be added"
         )
     if len(files) > len(names):
-        notes.append(f"{len(files) - len(names)} images in folders within {shown(image_folder.name)} are not used")
+        notes.append(f"{len(files) - len(names)} images in folders within {printable(image_folder.name)} are not used")
     masks, mask_notes = find_masks(folder, names)
     images = []
     lenses: dict[Lens, Lens] = {}  # equal ones are one object
     for index, (name, row) in enumerate(zip(names, table, strict=True)):
-        pose, lens, bounds = _camera(row, f"{shown(file)}: row {index}")
+        pose, lens, bounds = _camera(row, f"{printable(file)}: row {index}")
         lens = lenses.setdefault(lens, lens)
         images.append(PosedImage(name, image_folder / name, pose, lens, masks.get(name), bounds))
     return Capture(folder.resolve().name, "llff", images, notes=notes_of(*notes, *mask_notes))
@@ -60,13 +60,13 @@ def _read_table(file: Path) -> np.ndarray:
     """The array [N, 17] float64 of the file, N at least 1; nothing is unpickled."""
     table = read_arrays(file, np.asarray)
     if table.dtype.kind != "f" or table.dtype.itemsize not in (4, 8):
-        raise SceneError(f"{shown(file)} must hold an array of float64, got {shown(str(table.dtype), 60)}")
+        raise SceneError(f"{printable(file)} must hold an array of float64, got {printable(str(table.dtype), 60)}")
     if table.ndim != 2 or table.shape[1] != COLUMNS or not len(table):
-        raise SceneError(f"{shown(file)} must hold an array [N, {COLUMNS}], N above 0, got {table.shape}")
+        raise SceneError(f"{printable(file)} must hold an array [N, {COLUMNS}], N above 0, got {table.shape}")
     good = np.abs(table) <= COORDINATE_LIMIT  # NaN is not
     if not good.all():
         row, column = (int(index) for index in np.argwhere(~good)[0])
-        where = f"{shown(file)}: row {row}, column {column}"
+        where = f"{printable(file)}: row {row}, column {column}"
         wanted = f"finite and at most {COORDINATE_LIMIT:g}"
         raise SceneError(f"{where}: must be {wanted}, got {table[row, column]:.6g}")
     return table.astype(np.float64)
@@ -96,6 +96,6 @@ def _find_images(folder: Path) -> tuple[Path, list[str]]:
     matches = [(match, path) for path in folder.glob("images*") if (match := IMAGES.fullmatch(path.name))]
     found = [(int(match[1] or 0), path) for match, path in matches if is_folder(path)]
     if not found:
-        raise SceneError(f"{shown(folder)}: there is no folder images and none like images_4 with the images")
+        raise SceneError(f"{printable(folder)}: there is no folder images and none like images_4 with the images")
     factor, place = min(found)
     return place, [f"images are taken from {place.name}"] if factor else []

@@ -17,7 +17,7 @@ from nerfkit.data.images.pixels import image_header
 from nerfkit.data.readers.folders import first_there, list_images, natural_key
 from nerfkit.data.readers.transforms.cameras_json import pose_of
 from nerfkit.errors import SceneError
-from nerfkit.reading import read_json, read_regular, read_text_utf8, shown
+from nerfkit.safe_io import printable, read_json, read_regular, read_text_utf8
 
 OPENGL = np.array([1.0, -1.0, -1.0, 1.0])  # of the columns of a pose in OpenCV's axes
 PHONE_UP = (0.0, 1.0, 0.0)  # of ARKit's world, whose cameras have OpenGL's axes
@@ -31,26 +31,26 @@ SKEW, FOCAL = 1e-3, 10.0  # of a camera: at most, of the focal length; at least 
 
 def read_polycam(folder: Path) -> Capture:
     """A JSON file for each image."""
-    images, pictures = [], _images_in(folder, "keyframes/corrected_images", "keyframes/images")
-    by_stem = {image.stem: image for image in pictures}
+    images, files = [], _images_in(folder, "keyframes/corrected_images", "keyframes/images")
+    by_stem = {image.stem: image for image in files}
     for file in sorted(first_there(folder, CORRECTED).glob("*.json")):
-        values = numbers(_values(file, *POLYCAM), shown(file), len(POLYCAM))
+        values = numbers(_values(file, *POLYCAM), printable(file), len(POLYCAM))
         image = by_stem.get(file.stem, folder / "keyframes/images" / f"{file.stem}.jpg")
-        images.append(_posed(folder, image, values[6:].reshape(3, 4), values[:4], shown(file), values[4:6]))
+        images.append(_posed(folder, image, values[6:].reshape(3, 4), values[:4], printable(file), values[4:6]))
     return _capture(folder, "polycam", images, up=PHONE_UP)
 
 
 def read_record3d(folder: Path) -> Capture:
     """Poses x y z w and position, of rgb/0, 1, 2, ...; K is listed column by column."""
-    file, pictures = folder / "metadata.json", _images_in(folder, "rgb")
+    file, files = folder / "metadata.json", _images_in(folder, "rgb")
     k, poses, *size = _values(file, "K", "poses", "w", "h")
-    poses, k = numbers(poses, f"{shown(file)}: 'poses'", len(pictures), 7), numbers(k, f"{shown(file)}: 'K'", 9)
+    poses, k = numbers(poses, f"{printable(file)}: 'poses'", len(files), 7), numbers(k, f"{printable(file)}: 'K'", 9)
     if not (np.linalg.norm(poses[:, :4], axis=1) > 1e-6).all():
-        raise SceneError(f"{shown(file)}: 'poses' holds a quaternion of no length")
+        raise SceneError(f"{printable(file)}: 'poses' holds a quaternion of no length")
     matrices = np.concatenate([rotations_of(poses[:, [3, 0, 1, 2]]), poses[:, 4:, None]], axis=2)
     images = [
-        _posed(folder, image, pose, k[[0, 4, 6, 7]], f"{shown(file)}: pose {index}", size)
-        for index, (image, pose) in enumerate(zip(pictures, matrices, strict=True))
+        _posed(folder, image, pose, k[[0, 4, 6, 7]], f"{printable(file)}: pose {index}", size)
+        for index, (image, pose) in enumerate(zip(files, matrices, strict=True))
     ]
     return _capture(folder, "record3d", images, up=PHONE_UP)
 
@@ -65,7 +65,7 @@ def read_nsvf(folder: Path) -> Capture:
         values, sizes = [lines[0][index] for index in (0, 0, 1, 2)], [len(line) == 2 for line in lines].index(True)
         side, is_inverse = max(lines[sizes]), any(line[0] for line in lines[sizes + 1 :])
     else:
-        raise SceneError(f"{shown(file)} must be a matrix 3x3 or 4x4, or NSVF's f cx cy and a line of two sides")
+        raise SceneError(f"{printable(file)} must be a matrix 3x3 or 4x4, or NSVF's f cx cy and a line of two sides")
     images, lost, splits = [], [], {}
     for image in _images_in(folder, "rgb", "color", "images", "image"):
         where = folder / "pose" / f"{image.stem}.txt"
@@ -73,11 +73,13 @@ def read_nsvf(folder: Path) -> Capture:
         if not np.isfinite(pose).all():
             lost.append(image.name)
             continue
-        pose = numbers(pose, f"{shown(where)}: the pose", 16).reshape(4, 4)
+        pose = numbers(pose, f"{printable(where)}: the pose", 16).reshape(4, 4)
         pose = np.linalg.inv(pose) if is_inverse and np.linalg.det(pose) else pose
-        images.append(_posed(folder, image, pose * OPENGL, values, shown(where), side=side))
+        images.append(_posed(folder, image, pose * OPENGL, values, printable(where), side=side))
         splits.setdefault(image.name[:2], []).append(images[-1].name)
-    notes = [f"{len(lost)} of {len(lost) + len(images)} images have no pose (first: {shown(lost[0])})"] if lost else []
+    notes = (
+        [f"{len(lost)} of {len(lost) + len(images)} images have no pose (first: {printable(lost[0])})"] if lost else []
+    )
     names = {"0_": "train", "1_": "val" if "2_" in splits else "test", "2_": "test"}
     are_splits = "0_" in splits and splits.keys() <= names.keys()
     splits = {names[start]: of for start, of in splits.items()} if are_splits else {}
@@ -88,16 +90,18 @@ def read_idr(folder: Path) -> Capture:
     """world_mat_N projects the world to pixels of the N-th image."""
     file = first_there(folder, NPZ)
     matrices = read_arrays(file, dict)
-    pictures = _images_in(folder, "image", "images", "rgb")
+    files = _images_in(folder, "image", "images", "rgb")
     masks = _images_in(folder, "mask") if first_there(folder, ["mask"]) else []
     notes = [f"{len(masks)} masks of the folder mask, black is ignored"] if masks else []
-    if len(masks) != len(pictures):
-        notes, masks = [f"{note}: not as many as images, not used" for note in notes], [None] * len(pictures)
-    if f"world_mat_{len(pictures) - 1}" not in matrices or f"world_mat_{len(pictures)}" in matrices:
-        raise SceneError(f"{shown(file)} must have world_mat_N for N from 0 to {len(pictures) - 1}, one for each image")
+    if len(masks) != len(files):
+        notes, masks = [f"{note}: not as many as images, not used" for note in notes], [None] * len(files)
+    if f"world_mat_{len(files) - 1}" not in matrices or f"world_mat_{len(files)}" in matrices:
+        raise SceneError(
+            f"{printable(file)} must have world_mat_N for N from 0 to {len(files) - 1}, one for each image"
+        )
     images = []
-    for index, (image, mask) in enumerate(zip(pictures, masks, strict=True)):
-        where = f"{shown(file)}: world_mat_{index}"
+    for index, (image, mask) in enumerate(zip(files, masks, strict=True)):
+        where = f"{printable(file)}: world_mat_{index}"
         values, pose = _of_projection(numbers(matrices.get(f"world_mat_{index}"), where, 4, 4)[:3], where)
         images.append(_posed(folder, image, pose * OPENGL, values, where, mask=mask))
     return _capture(folder, "idr", images, notes=notes_of(*notes))
@@ -121,7 +125,7 @@ def _images_in(folder: Path, *names: str) -> list[Path]:
     """The images in the first of the folders that is there, 2 before 10; raises SceneError without one."""
     found = first_there(folder, names)
     if found is None:
-        raise SceneError(f"{shown(folder)}: there is no folder {' or '.join(names)} with the images")
+        raise SceneError(f"{printable(folder)}: there is no folder {' or '.join(names)} with the images")
     return [found / name for name in sorted(list_images(found), key=natural_key) if "/" not in name]
 
 
@@ -129,7 +133,7 @@ def _values(file: Path, *keys: str) -> list[Any]:
     """Values of a JSON file's keys, all of which have to be there."""
     content = read_json(file, SceneError, "camera file")
     if missing := [key for key in keys if not isinstance(content, dict) or key not in content]:
-        raise SceneError(f"{shown(file)}: keys are missing: {', '.join(missing)}")
+        raise SceneError(f"{printable(file)}: keys are missing: {', '.join(missing)}")
     return [content[key] for key in keys]
 
 
@@ -139,7 +143,7 @@ def _lines(file: Path) -> list[list[float]]:
     try:
         return [[float(value) for value in line.split()] for line in lines if line.strip()]
     except ValueError as error:
-        raise SceneError(f"{shown(file)} must hold numbers alone: {shown(str(error))}") from None
+        raise SceneError(f"{printable(file)} must hold numbers alone: {printable(str(error))}") from None
 
 
 def read_arrays(file: Path, kind: Callable[[Any], Any]) -> Any:
@@ -148,8 +152,8 @@ def read_arrays(file: Path, kind: Callable[[Any], Any]) -> Any:
     try:
         return kind(np.load(io.BytesIO(content), allow_pickle=False))
     except Exception as problem:  # a header is a Python literal: what may go wrong in it has many classes
-        reason = shown(" ".join(str(problem).split()), 100)
-        raise SceneError(f"{shown(file)} is not such a NumPy file, or is cut or damaged: {reason}") from None
+        reason = printable(" ".join(str(problem).split()), 100)
+        raise SceneError(f"{printable(file)} is not such a NumPy file, or is cut or damaged: {reason}") from None
 
 
 def numbers(values: Any, where: str, *shape: int) -> np.ndarray:
@@ -182,5 +186,5 @@ def _posed(
 
 def _capture(folder: Path, format: str, images: list[PosedImage], **more: Any) -> Capture:
     if not images:
-        raise SceneError(f"{shown(folder)}: there are no images with poses")
+        raise SceneError(f"{printable(folder)}: there are no images with poses")
     return Capture(folder.resolve().name, format, sorted(images, key=lambda image: image.name), **more)

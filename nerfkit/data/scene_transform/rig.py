@@ -15,7 +15,7 @@ import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Points
-from nerfkit.data.scene_transform.frame import unit
+from nerfkit.data.scene_transform.transform import unit
 
 MAX_PAIRED = 2000  # cameras, evenly spaced, of which every pair is compared
 MAX_OBSERVATIONS = 2_000_000  # evenly spaced, whose depths are looked at

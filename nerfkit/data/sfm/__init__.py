@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs or a video -> a COLMAP folder with camera poses, by pycolmap (pip install "nerfkit[photos]").
+"""Photos or a video -> a COLMAP folder with camera poses, by pycolmap (pip install "nerfkit[photos]").
 
-    FOLDER/images/          the photographs, a link to them, or the frames of the video
+    FOLDER/images/          the photos, a link to them, or the frames of the video
     FOLDER/sparse/0/        the model, in COLMAP's binary files
 
-FOLDER is that of the photographs, `<name>_frames` beside a video, or --data.sfm.
+FOLDER is that of the photos, `<name>_frames` beside a video, or --data.sfm_dir.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
-from nerfkit.data.scene import in_words
+from nerfkit.data.scene import format_sizes
 from nerfkit.data.sfm.mapping import MAX_IMAGE_SIZE, THREADS, largest_model
-from nerfkit.data.sfm.photographs import Photograph, Report, choose_pairs, find_photographs, image_folder
+from nerfkit.data.sfm.photos import Photo, Report, choose_pairs, find_photos, image_folder
 from nerfkit.errors import SceneError, UserError
-from nerfkit.reading import first_of, read_json, shown
+from nerfkit.safe_io import first_of, printable, read_json
 
 VIDEOS = (".mp4", ".mov", ".mkv", ".m4v", ".avi", ".webm", ".mts", ".mpg", ".mpeg")
 FRAMES = 150  # of a video
@@ -32,23 +32,23 @@ SHARPNESS_WIDTH = 640  # pixels, about, at which sharpness is measured
 LISTED = 10  # names in a message, at most
 RECORD = "made_of.json"  # in a folder that was made: files and their bytes
 VIDEO_SIZE = 1920, 1080  # pixels of a usual one
-# Measured on two cores; 292 photographs of 800x533.
+# Measured on two cores; 292 photos of 800x533.
 SECONDS_A_PIXEL, SECONDS_A_PAIR, SECONDS_A_PHOTO = 2.4e-6, 0.06, 0.8
-ELSEWHERE = "choose another folder with --data.sfm"
+ELSEWHERE = "choose another folder with --data.sfm_dir"
 
 
 def plan(source: Path, report: Report = print) -> tuple[str, float]:
-    """What a folder of photographs or a video holds, in words, and roughly the seconds that finding its poses takes;
+    """What a folder of photos or a video holds, in words, and roughly the seconds that finding its poses takes;
     nothing is written."""
     if source.is_file():
         names, sizes = [f"{number}" for number in range(FRAMES)], [VIDEO_SIZE] * FRAMES
         what = f"a video, of which {FRAMES} frames are taken at most"
     else:
-        found = find_photographs(image_folder(source), report)
+        found = find_photos(image_folder(source), report)
         names, sizes = [photo.name for photo in found], [photo.lens[:2] for photo in found]
         n_lenses = len({photo.lens for photo in found})
         lenses = "one lens" if n_lenses == 1 else f"{n_lenses} lenses"
-        what = f"{len(found)} photos of {in_words(sizes)} from {lenses}"
+        what = f"{len(found)} photos of {format_sizes(sizes)} from {lenses}"
     pixels = sum(width * height * min(1.0, MAX_IMAGE_SIZE / max(width, height)) ** 2 for width, height in sizes)
     n_pairs = len(choose_pairs(names, source.is_file()))
     of_all_cores = SECONDS_A_PIXEL * pixels + SECONDS_A_PAIR * n_pairs
@@ -56,20 +56,20 @@ def plan(source: Path, report: Report = print) -> tuple[str, float]:
 
 
 def root_of(source: Path, out: Path | None = None) -> Path:
-    """Where the poses of photographs or a video are kept."""
+    """Where the poses of photos or a video are kept."""
     return out or (source.with_name(f"{source.stem}_frames") if source.is_file() else source)
 
 
 def solve(source: Path, out: Path | None = None, report: Report = print) -> Path:
-    """The COLMAP folder of a folder of photographs or of a video, made unless it is there; `report` gets lines.
+    """The COLMAP folder of a folder of photos or of a video, made unless it is there; `report` gets lines.
 
-    Raises SceneError, among others if fewer than half of the photographs get a pose.
+    Raises SceneError, among others if fewer than half of the photos get a pose.
     """
     is_video = source.is_file()
     root = root_of(source, out)
     try:
         images = extract_frames(source, root / "images", report) if is_video else image_folder(source)
-        found = find_photographs(images, report)
+        found = find_photos(images, report)
         if images not in (root, root / "images"):
             _link(root / "images", images)
         record = {photo.name: photo.bytes for photo in found}
@@ -77,7 +77,7 @@ def solve(source: Path, out: Path | None = None, report: Report = print) -> Path
             with _made_whole(root / "sparse", record) as sparse:
                 _solve(images, found, is_video, sparse, report)
     except OSError as error:
-        raise SceneError(f"cannot write to {shown(root)}: {error.strerror or error}; {ELSEWHERE}") from None
+        raise SceneError(f"cannot write to {printable(root)}: {error.strerror or error}; {ELSEWHERE}") from None
     return root
 
 
@@ -86,7 +86,7 @@ def extract_frames(video: Path, folder: Path, report: Report) -> Path:
     source = {video.name: video.stat().st_size}
     if not _is_made(folder, source):
         with _made_whole(folder, source) as images:
-            report(f"taking the sharpest frames of {shown(video)}")
+            report(f"taking the sharpest frames of {printable(video)}")
             for number, frame in enumerate(_sharpest(video, FRAMES), 1):
                 Image.fromarray(frame).save(images / f"frame_{number:04}.jpg", quality=95)
     return folder
@@ -118,7 +118,9 @@ def _sharpest(video: Path, windows: int) -> Iterator[np.ndarray]:
         yield best
     except (OSError, RuntimeError, StopIteration, ValueError, KeyError) as error:  # what imageio_ffmpeg raises, too
         words = str(error).strip().splitlines() or [type(error).__name__]
-        raise SceneError(f"video {shown(video)} cannot be decoded, is it truncated? ({shown(words[-1])})") from None
+        raise SceneError(
+            f"video {printable(video)} cannot be decoded, is it truncated? ({printable(words[-1])})"
+        ) from None
 
 
 def _is_made(folder: Path, source: dict[str, int]) -> bool:
@@ -129,8 +131,8 @@ def _is_made(folder: Path, source: dict[str, int]) -> bool:
         if read_json(folder / RECORD, SceneError) == source:
             return True
     raise SceneError(
-        f"{shown(folder)} is there, and was not made of the photographs or the video as they are now: give "
-        f"{shown(folder.parent)} as data.path to read it; or, to have poses found anew, move it away or {ELSEWHERE}"
+        f"{printable(folder)} is there, and was not made of the photos or the video as they are now: give "
+        f"{printable(folder.parent)} as data.path to read it; or, to have poses found anew, move it away or {ELSEWHERE}"
     )
 
 
@@ -146,17 +148,18 @@ def _made_whole(folder: Path, source: dict[str, int]) -> Iterator[Path]:
         os.rename(new, folder)  # raises OSError if another process was faster
 
 
-def _solve(images: Path, found: list[Photograph], is_video: bool, sparse: Path, report: Report) -> None:
+def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, report: Report) -> None:
     """Put the model into `sparse`; work files are beside it."""
     model = largest_model(images, found, is_video, sparse.parent, report)
     registered = {image.name for image in model.images.values() if image.has_pose} if model else set()
     missing = [photo.name for photo in found if photo.name not in registered]
-    summary = f"registered {len(registered)} of {len(found)} photographs"
+    summary = f"registered {len(registered)} of {len(found)} photos"
     if 2 * len(registered) < len(found):
         is_one_lens = len({photo.lens for photo in found}) == 1
         raise SceneError(
-            f"{summary} in {shown(images)}, fewer than half; without a pose ({first_of(missing, LISTED)}). Take more, "
-            "sharp and with two thirds of overlap, or remove those that show something else. COLMAP itself has more to "
+            f"{summary} in {printable(images)}, fewer than half; without a pose ({first_of(missing, LISTED)}). Take "
+            "more, sharp and with two thirds of overlap, or remove those that show something else. COLMAP itself has "
+            "more to "
             "try:\n" + _by_hand(sparse.parent.parent, images, is_video, is_one_lens)
         )
     report(f"{summary}, {model.num_points3D()} points, {model.compute_mean_reprojection_error():.2f} px")
@@ -167,12 +170,14 @@ def _solve(images: Path, found: list[Photograph], is_video: bool, sparse: Path, 
 
 
 def _link(link: Path, images: Path) -> None:
-    """Have the photographs in the COLMAP folder, too."""
+    """Have the photos in the COLMAP folder, too."""
     if not os.path.lexists(link):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(images.resolve(), target_is_directory=True)
     elif link.resolve() != images.resolve():
-        raise SceneError(f"{shown(link)} is there, and is not the folder of photographs {shown(images)}; {ELSEWHERE}")
+        raise SceneError(
+            f"{printable(link)} is there, and is not the folder of photos {printable(images)}; {ELSEWHERE}"
+        )
 
 
 def _by_hand(root: Path, images: Path, is_video: bool, is_one_lens: bool) -> str:

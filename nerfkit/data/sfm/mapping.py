@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features, matches and models of photographs, by pycolmap, in calls short enough for Ctrl-C."""
+"""Features, matches and models of photos, by pycolmap, in calls short enough for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from tqdm import tqdm
 
 from nerfkit.data.images.pixels import look_into
-from nerfkit.data.sfm.photographs import Photograph, Report, choose_pairs, save_upright
+from nerfkit.data.sfm.photos import Photo, Report, choose_pairs, save_upright
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 from nerfkit.threads import cores
 
 INSTALL = 'pip install "nerfkit[photos]"'
 SEED, DATABASE = 0, "database.db"
 MAX_IMAGE_SIZE, FEATURES = 1600, 4096  # pixels of the longer side; per image
-MANY = 20  # photographs of one lens, from where a model of more parameters is well determined
+MANY = 20  # photos of one lens, from where a model of more parameters is well determined
 IMAGES_AT_ONCE, PAIRS_AT_ONCE = 10, 50
 THREADS = cores()
 
 
-def largest_model(folder: Path, found: list[Photograph], is_video: bool, work: Path, report: Report) -> Any:
+def largest_model(folder: Path, found: list[Photo], is_video: bool, work: Path, report: Report) -> Any:
     """The pycolmap.Reconstruction of most images, named as in `folder`; None if there is none. Works in `work`."""
     try:
         import pycolmap
@@ -37,14 +37,14 @@ def largest_model(folder: Path, found: list[Photograph], is_video: bool, work: P
         _match(pycolmap, work, list(names), pairs)
         model = _map(pycolmap, work, len(found))
     except (RuntimeError, ValueError, IndexError) as error:  # what pycolmap raises
-        raise SceneError(f"pycolmap failed: {shown(str(error).strip())}") from None
+        raise SceneError(f"pycolmap failed: {printable(str(error).strip())}") from None
     for image in model.images.values() if model else ():
         image.name = names[image.name].name
     return model
 
 
-def _readable(folder: Path, found: list[Photograph], images: Path) -> dict[str, Photograph]:
-    """Photographs by the names that they get in the folder `images`, sorted as they are: links, or copies."""
+def _readable(folder: Path, found: list[Photo], images: Path) -> dict[str, Photo]:
+    """Photos by the names that they get in the folder `images`, sorted as they are: links, or copies."""
     images.mkdir()
     names = {}
     for number, photo in enumerate(found):
@@ -60,7 +60,7 @@ def _readable(folder: Path, found: list[Photograph], images: Path) -> dict[str, 
     return names
 
 
-def _extract(pycolmap, work: Path, names: dict[str, Photograph], report: Report) -> None:
+def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> None:
     """Features; images of one lens share a camera."""
     options = pycolmap.FeatureExtractionOptions()
     options.max_image_size, options.num_threads, options.sift.max_num_features = MAX_IMAGE_SIZE, THREADS, FEATURES
@@ -68,7 +68,7 @@ def _extract(pycolmap, work: Path, names: dict[str, Photograph], report: Report)
     for name, photo in names.items():
         lenses.setdefault(photo.lens, []).append(name)
     if len(lenses) > 1:
-        report(f"{len(lenses)} lenses: sizes of the photographs, or cameras or focal lengths in EXIF, differ")
+        report(f"{len(lenses)} lenses: sizes of the photos, or cameras or focal lengths in EXIF, differ")
     with pycolmap.Database.open(work / DATABASE) as database, tqdm(total=len(names), desc="features") as bar:
         for group in lenses.values():
             before = database.num_cameras()

@@ -107,7 +107,7 @@ def taken(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "versions": versions(),
     }
     if trainer.processes.size > 1 or trainer.scheduled != trainer.step:  # also of later parts of such a run
-        n_rays = trainer.processes.gathered(state["n_rays"])
+        n_rays = trainer.processes.all_gather(state["n_rays"])
         state["parallel"] = {"scheduled": trainer.scheduled, "n_rays": n_rays}
     return tensors, state
 

@@ -16,7 +16,7 @@ from nerfkit import config as config_module
 from nerfkit.config import Config
 from nerfkit.config.files import read_toml
 from nerfkit.errors import RunError
-from nerfkit.reading import read_json, read_regular, shown, why_missing
+from nerfkit.safe_io import missing_hint, printable, read_json, read_regular
 
 RUN_FORMAT = 1  # of all files of a run, in its scene.json: another one where this nerfkit cannot read what they hold
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
@@ -51,15 +51,15 @@ class _Head(msgspec.Struct):
 def check_is_run(folder: Path) -> None:
     """Raise RunError for a folder that holds no run, or one of another format than `RUN_FORMAT`."""
     if not exists(folder):
-        raise RunError(f"{shown(folder)} {why_missing(folder)}")
+        raise RunError(f"{printable(folder)} {missing_hint(folder)}")
     for name in (CONFIG, SCENE):
         if not exists(folder / name):
-            raise RunError(f"{shown(folder)} is not a run folder: {name} is missing")
+            raise RunError(f"{printable(folder)} is not a run folder: {name} is missing")
     found = read_scene_as(_Head, folder).format
     if found != RUN_FORMAT:
         raise RunError(
-            f"{shown(folder)} has {'no run format' if found is None else f'run format {shown(str(found))}'}; this "
-            f"nerfkit reads format {RUN_FORMAT}: train again, or use the nerfkit that made it"
+            f"{printable(folder)} has {'no run format' if found is None else f'run format {printable(str(found))}'}; "
+            f"this nerfkit reads format {RUN_FORMAT}: train again, or use the nerfkit that made it"
         )
 
 
@@ -75,7 +75,7 @@ def read_scene_as(kind: type[T], folder: Path) -> T:
 def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     check_is_run(folder)
-    return config_module.from_dict(read_toml(folder / CONFIG), shown(folder / CONFIG))
+    return config_module.from_dict(read_toml(folder / CONFIG), printable(folder / CONFIG))
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -93,7 +93,7 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
     return read_lines(folder, TEST_PSNR)
 
 
-def doubt_of(lines: list[dict[str, Any]]) -> str:
+def run_diagnostic(lines: list[dict[str, Any]]) -> str:
     """What the last check of views that count late says against a training, and what to do; "" if nothing."""
     checks = [line for line in lines if {HELD_BACK_PSNR, DRAWN_PSNR} <= line.keys()]
     held_back, drawn = (checks[-1][key] if checks else 0.0 for key in (HELD_BACK_PSNR, DRAWN_PSNR))

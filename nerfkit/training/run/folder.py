@@ -9,7 +9,7 @@ checkpoint.safetensors    model, views, optimiser, occupancy and random states (
 scene.json                number of the run's format, cameras of every split, up axis
 metrics.jsonl             one line per logged step, score of held-out views on the way, and check of views drawn late
 metrics.json              scores on the test views, with their protocol
-previews/                 pictures of one view on the way, a strip and videos of them (see watching.previews)
+previews/                 images of one view on the way, a strip and videos of them (see watching.previews)
 tensorboard/              events for TensorBoard, where trainer.tensorboard is on
 paths/                    camera paths made by hand in the viewer, which a new run in this folder leaves as they are
 loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
@@ -33,10 +33,10 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
 from nerfkit.data.scene import Scene
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import MARKER, OwnFolder
-from nerfkit.reading import shown, typed
+from nerfkit.safe_io import printable, shell_join
 from nerfkit.training.run.files import (
     CONFIG,
     LOG,
@@ -58,7 +58,7 @@ class RunScene:
     name: str
     up: tuple[float, float, float]  # world axis that points up
     splits: dict[str, dict[str, Any]]  # cameras of each in the schema of a transforms file
-    frame: dict[str, Any] | None = None  # None where the files' frame is the model's
+    transform: dict[str, Any] | None = None  # None where the files' frame is the model's
     paths: dict[str, dict[str, Any]] = field(default_factory=dict)  # cameras of splits without images
 
     def cameras(self, split: str, file: Path) -> Cameras:
@@ -83,7 +83,7 @@ class RunScene:
                     focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
                     found.append(Lens("PINHOLE", (*focal, *center), *cameras.size(view)))
             except (TypeError, KeyError, SceneError) as error:
-                name = shown(str(entry.get("file_path", view)))
+                name = printable(str(entry.get("file_path", view)))
                 raise RunError(f"view {name} of the run in {file.parent} has an invalid lens: {error}") from None
         return found
 
@@ -92,8 +92,8 @@ def describe(scene: Scene) -> RunScene:
     """Description of `scene` for a run folder."""
     splits = {name: to_json(views.cameras, views.names) for name, views in scene.views.items()}
     paths = {name: to_json(path, [f"{view:04d}" for view in range(len(path))]) for name, path in scene.paths.items()}
-    frame = scene.frame.to_json() if scene.frame is not None else None
-    return RunScene(scene.name, scene.up, splits, frame, paths)
+    transform = scene.transform.to_json() if scene.transform is not None else None
+    return RunScene(scene.name, scene.up, splits, transform, paths)
 
 
 class RunFolder(OwnFolder):
@@ -119,7 +119,7 @@ class RunFolder(OwnFolder):
         if has_checkpoint(self.path) and not self.overwrite:
             self.unlock()
             raise RunError(
-                f"{self.path} holds a run already; go on with {typed('--resume', self.path)}, "
+                f"{self.path} holds a run already; go on with {shell_join('--resume', self.path)}, "
                 "choose another folder with --out, or replace it with --overwrite"
             )
 
@@ -130,7 +130,7 @@ class RunFolder(OwnFolder):
         check_is_run(folder.path)
         if not folder.read():
             raise RunError(
-                f"{shown(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
+                f"{printable(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
                 "copy the run again, with its hidden files"
             )
         return folder
@@ -193,10 +193,10 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
     }
 
 
-def run_frame(folder: Path) -> Frame | None:
+def run_transform(folder: Path) -> SceneTransform | None:
     """The frame of a run's scene; None where the files' frame is the model's."""
-    frame = read_scene(folder).frame
-    return None if frame is None else Frame.from_json(frame, str(folder / SCENE))
+    transform = read_scene(folder).transform
+    return None if transform is None else SceneTransform.from_json(transform, str(folder / SCENE))
 
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:

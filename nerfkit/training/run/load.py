@@ -15,7 +15,7 @@ from nerfkit.config.files import read_decisions
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.pixels import background_color
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import pick_device
 from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model, import_models, model_class
@@ -36,7 +36,7 @@ class Run:
     scene: RunScene
     state: dict[str, Any]  # of the checkpoint: step, seconds, backend, versions
     device: torch.device
-    refined: Cameras | None = None  # training views where data.poses has found them; None where they are as given
+    refined: Cameras | None = None  # training views where data.pose_optimization put them; None if as given
 
     @property
     def background(self) -> Tensor:
@@ -44,14 +44,19 @@ class Run:
         return background_color(self.config.data.background, self.device)
 
     @property
-    def frame(self) -> Frame | None:
+    def transform(self) -> SceneTransform | None:
         """How the model's frame lies in that of the scene's files; None where they are one."""
-        return None if self.scene.frame is None else Frame.from_json(self.scene.frame, str(self.folder / SCENE))
+        return (
+            None
+            if self.scene.transform is None
+            else SceneTransform.from_json(self.scene.transform, str(self.folder / SCENE))
+        )
 
     def cameras(self, split: str = "train") -> Cameras:
         """Cameras of one split, in the model's frame, on the CPU; raises RunError if the run knows none.
 
-        Training views stand where data.poses has found them; `given_cameras` are those of the scene's files.
+        Training views stand where data.pose_optimization has found them; `given_cameras` are those of the scene's
+        files.
         """
         return self.refined if split == "train" and self.refined is not None else self.given_cameras(split)
 
@@ -95,7 +100,7 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
     model.resolved(chosen)  # raises BackendError for one that cannot run here
     checkpoint.fill(model, "model", tensors, folder)
     refined = None
-    if config.data.poses == "refine":
+    if config.data.pose_optimization:
         given = scene.cameras("train", folder / SCENE)
         adjustments = ViewAdjustments(config.data, len(given))
         checkpoint.fill(adjustments, "views", tensors, folder)

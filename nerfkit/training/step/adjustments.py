@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned of each training view besides the field: the light of its picture, and where its camera stood."""
+"""What is learned of each training view besides the field: the light of its image, and where its camera stood."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POSES_START, POSES_FULL = 0.02, 0.1  # shares of the schedule between which the 
 class ViewAdjustments(nn.Module):
     r"""Of V training views: an affine color transform and a correction of the pose, each where `data` asks for it.
 
-    Appearance. Of a ray of view v with color c (without background) and opacity a, the picture has
+    Appearance. Of a ray of view v with color c (without background) and opacity a, the image has
 
     .. math:: A_v c + a b_v + (1 - a)\, background, \quad A_v = I + X_v - \bar X, \quad b_v = x_v - \bar x
 
@@ -46,7 +46,7 @@ class ViewAdjustments(nn.Module):
         super().__init__()
         self.unit = radius_of(data.box or DEFAULT_BOX)
         self.appearance = nn.Parameter(torch.zeros(n_views, 3, 4)) if data.appearance == "affine" else None
-        self.poses = nn.Parameter(torch.zeros(n_views, 6)) if data.poses == "refine" else None
+        self.poses = nn.Parameter(torch.zeros(n_views, 6)) if data.pose_optimization else None
 
     # Both run inside the recorded step: static shapes, and nothing waits for a value.
 
@@ -58,7 +58,7 @@ class ViewAdjustments(nn.Module):
         return moved(rays, rotation, translation)
 
     def rendering(self, rendering: Rendering, batch: Batch) -> Rendering:
-        """The rendering of a batch with the colors that its pictures would have."""
+        """The rendering of a batch with the colors that its images would have."""
         if self.appearance is None:
             return rendering
         transforms = centered(self.appearance).index_select(0, batch.view)  # [R, 3, 4]
@@ -108,8 +108,8 @@ class ViewAdjustments(nn.Module):
 def without_gradients(model: Model) -> UserError:
     """Of a model of one's own, with which poses cannot be refined."""
     return UserError(
-        f"colors of the model {type(model).__name__} have no gradients in the rays, which data.poses refine needs; "
-        "leave data.poses as given"
+        f"colors of the model {type(model).__name__} have no gradients in the rays, which data.pose_optimization "
+        "needs; leave data.pose_optimization false"
     )
 
 
@@ -150,7 +150,7 @@ def rotated(vectors: Tensor, rotation: Tensor) -> Tensor:
 
 
 def in_light(color: Tensor, opacity: Tensor, background: Tensor, transforms: Tensor) -> Tensor:
-    """Colors [R, 3] over a known background [R, 3] or [3] as pictures show them whose `transforms` [R, 3, 4] are the
+    """Colors [R, 3] over a known background [R, 3] or [3] as images show them whose `transforms` [R, 3, 4] are the
     changes (A - I, b) of what is not background."""
     behind = (1 - opacity)[:, None] * background  # [R, 3]
     own = torch.cat([color - behind, opacity[:, None]], dim=-1)  # [R, 4]

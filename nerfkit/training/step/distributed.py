@@ -52,7 +52,7 @@ class OneProcess:
         rays and samples, and the `means` [2 or 2+T], error of the pixels, loss and its terms, float64."""
         return counts, means
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for the others, before and after a graph is recorded."""
 
     def agree(self, seconds: float, should_stop: Callable[[], bool]) -> float:
@@ -105,7 +105,7 @@ class Distributed(OneProcess):
 
     def before_update(self, step: int) -> None:
         if step % OccupancyGrid.update_every == 0:
-            self.model.agree(self.processes)
+            self.model.sync_ranks(self.processes)
             if step >= self.compare_at:
                 self.compare(step)
         seed_step(self.seed, step, "update", self.generator)  # occupancy grids are equal, without an exchange
@@ -115,10 +115,10 @@ class Distributed(OneProcess):
         seed_step(self.seed, step, f"rays of {self.processes.rank}", self.generator)
 
     def compare(self, step: int) -> None:
-        """Raise TrainingError if the bits of what is trained differ. Called where the model's own `agree` has been."""
+        """Raise TrainingError if the bits of what is trained differ. Called after the model's `sync_ranks`."""
         state = self.model.state_dict() | self.adjustments.state_dict(prefix="views.")
         sums = torch.stack([_sum_of_bits(x) for x in state.values()]).cpu()
-        most, least = self.processes.most(sums), -self.processes.most(-sums)
+        most, least = self.processes.all_reduce_max(sums), -self.processes.all_reduce_max(-sums)
         differ = [name for name, one, other in zip(state, most, least, strict=True) if one != other]
         if differ:
             raise TrainingError(
@@ -131,7 +131,7 @@ class Distributed(OneProcess):
     def weighted(self, loss: Tensor, weight: Tensor) -> Tensor:
         own = weight.sum().double()
         total = own.clone()
-        self.processes.add(total)
+        self.processes.all_reduce_sum(total)
         self.share = own / total.clamp(min=SMALLEST)  # [] float64, of this process in the mean
         return loss * self.share.to(loss.dtype)
 
@@ -145,22 +145,22 @@ class Distributed(OneProcess):
         numbers = torch.cat([counts, means * self.share])  # [4 or 4 + T] float64
         packed = torch.cat([*(gradient.flatten() for gradient in small), numbers.to(gradients[0].dtype)])
         for values in (*large, packed):
-            self.processes.add(values)
+            self.processes.all_reduce_sum(values)
         *parts, numbers = packed.split([*(gradient.numel() for gradient in small), len(numbers)])
         if small:
             torch._foreach_copy_(small, [part.view_as(to) for part, to in zip(parts, small, strict=True)])
         self.bytes_added = sum(values.nbytes for values in (*large, packed))
         return numbers[:2].double(), numbers[2:].double()
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         if self.generator.device.type == "cuda":
             torch.cuda.synchronize(self.generator.device)
-        self.processes.wait()
+        self.processes.barrier()
 
     def agree(self, seconds: float, should_stop: Callable[[], bool]) -> float:
         """From now on all have the training time of the first, which is returned, and stop if one is to."""
         mine = torch.tensor([seconds if self.processes.is_first else 0.0, float(should_stop())], dtype=torch.float64)
-        self.seconds, any_stop = self.processes.most(mine).tolist()
+        self.seconds, any_stop = self.processes.all_reduce_max(mine).tolist()
         self.stop = any_stop > 0
         return self.seconds
 

@@ -17,7 +17,7 @@ from nerfkit.errors import ConfigError, UserError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.registry import import_own
 from nerfkit.ops import distortion
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 LossFn = Callable[[Rendering, Batch], dict[str, Tensor]]
 
@@ -51,7 +51,7 @@ class TrainingLoss:
         if not are_scalars or not terms:
             raise LossError(
                 f"a loss_fn, or trainer.loss, must return a dict of scalar tensors by name, such as {{'l1': "
-                f"nerfkit.weighted_mean(error, batch.weight)}}; got {shown(repr(terms))}"
+                f"nerfkit.weighted_mean(error, batch.weight)}}; got {printable(repr(terms))}"
             )
         if not self.distortion:
             return terms
@@ -112,7 +112,7 @@ def spacing(config: Config) -> tuple[float, float, float]:
     """
     sampling, box = config.sampling, config.data.box
     if sampling.kind == "contracted":
-        linear = sampling.step / sampling.cone if sampling.cone else sampling.far
+        linear = sampling.step_size / sampling.cone_angle if sampling.cone_angle else sampling.far
         return 0.0, linear, linear
     diagonal = math.dist(box[:3], box[3:])
     return 0.0, diagonal, diagonal

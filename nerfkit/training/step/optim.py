@@ -18,8 +18,8 @@ from nerfkit.ops import lazy_adam
 DTYPES = (torch.float32, torch.float64)
 DECAY_EVERY = 16  # steps; a table is read and written as a whole, which would take a good part of each step's time
 
-TABLE_DECAY = 0.1  # of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md
-WARMUP = 100  # steps in which the learning rate rises; of a short training a tenth
+GRID_WEIGHT_DECAY = 0.1  # of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md
+LR_WARMUP = 100  # steps in which the learning rate rises; of a short training a tenth
 
 
 def learning_rate(settings: TrainerConfig, step: int, progress: float) -> float:
@@ -28,7 +28,7 @@ def learning_rate(settings: TrainerConfig, step: int, progress: float) -> float:
     It rises in the warm-up, and falls linearly to its final value.
     """
     first, last = settings.learning_rate, settings.final_learning_rate
-    warm = min(1.0, (step + 1) / max(min(WARMUP, settings.steps // 10), 1))
+    warm = min(1.0, (step + 1) / max(min(LR_WARMUP, settings.steps // 10), 1))
     return warm * (first + (last - first) * min(progress, 1.0))
 
 
@@ -43,7 +43,7 @@ def decay_tables(model: Model, settings: TrainerConfig, step: int, rate: float) 
     """
     if settings.learning_rate == FAST_RATE and step % DECAY_EVERY == 0:
         for table in model.tables():
-            table.mul_((1 - rate * TABLE_DECAY) ** DECAY_EVERY)
+            table.mul_((1 - rate * GRID_WEIGHT_DECAY) ** DECAY_EVERY)
 
 
 def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimizer:

@@ -58,7 +58,7 @@ class TrainingStep:
         self.optimizer, self.loss, self.together = optimizer, loss, together
         self.device = device = views.device
         self.longest_ray = model.max_samples_per_ray
-        first = settings.samples / (self.longest_ray or 1)  # as if each ray had as many samples as there can be
+        first = settings.samples_per_step / (self.longest_ray or 1)  # as if each ray had the most samples
         self.n_rays = torch.tensor(int(min(max(first, MIN_RAYS), MAX_RAYS)), device=device)
         self.term_names: tuple[str, ...] = ()  # known after the first step
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # rays, samples, pixel error, loss, its terms
@@ -159,7 +159,7 @@ class TrainingStep:
         active = torch.arange(n_rays, device=self.device) < self.n_rays  # [R]
         rays = self.adjustments.rays(batch.rays)
         rays = rays._replace(directions=rays.directions * active[:, None])  # zero: no samples
-        capacity = self.settings.samples if self.static_shapes else None
+        capacity = self.settings.samples_per_step if self.static_shapes else None
         rendering = self.model(rays, batch.background, batch.jitter, capacity)
         ray_complete, n_samples = active, None
         if rendering.samples is not None:
@@ -174,8 +174,8 @@ class TrainingStep:
         return terms, self.loss.pixel_error(terms, rendering, batch), ray_complete, n_samples, weight
 
     def _adapt_ray_count(self, n_complete: Tensor, n_samples: Tensor) -> None:
-        """Adapt the number of rays to about `trainer.samples` samples per step."""
-        target = self.settings.samples * (TARGET_FILL if self.static_shapes else 1.0)
+        """Adapt the number of rays to about `trainer.samples_per_step` samples per step."""
+        target = self.settings.samples_per_step * (TARGET_FILL if self.static_shapes else 1.0)
         wanted = n_complete * target / n_samples.clamp(min=1)
         # By a factor of 2 at most: the sample counts of early steps predict little.
         wanted = wanted.clamp(n_complete / 2, n_complete * 2).clamp(MIN_RAYS, MAX_RAYS)
@@ -190,7 +190,7 @@ class TrainingStep:
 
     def _record(self) -> None:
         self.optimizer.zero_grad()
-        self.together.meet()
+        self.together.barrier()
         graph = torch.cuda.CUDAGraph()
         # thread_local: a viewer in another thread may go on using the GPU.
         if (generator := generator_on(self.device)) is not None:
@@ -198,7 +198,7 @@ class TrainingStep:
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self._run()
         self.graph = graph
-        self.together.meet()
+        self.together.barrier()
 
     def resolved(self) -> dict[str, ops.Resolved]:
         """The backend of each op of model, loss and optimiser, and why; raises BackendError if one cannot run."""
@@ -213,4 +213,4 @@ class TrainingStep:
         if self.longest_ray is None or self.model.silent_modules:
             return False
         recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in self.resolved().items())
-        return all(recordable) and self.longest_ray <= self.settings.samples
+        return all(recordable) and self.longest_ray <= self.settings.samples_per_step

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of one view while it is trained, and what is made of them at the end, in RUN/previews.
+"""Images of one view while it is trained, and what is made of them at the end, in RUN/previews.
 
 000500.png                    the view after 500 steps, small
 truth.png                     its image
-strip.png                     some of the pictures from first to last, each with its step and time, then the truth
+strip.png                     some of the images from first to last, each with its step and time, then the truth
 progress.gif                  all of them, one after another
 
 Nothing of the training changes: drawing takes no random numbers and no training time.
@@ -34,30 +34,30 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 
 TRUTH = "truth.png"
-PICTURE = re.compile(r"(\d{6,10})\.png")
+PREVIEW = re.compile(r"(\d{6,10})\.png")
 SIDE = {"cuda": 200, "cpu": 100}  # pixels of the longest side, at most
-AUTOMATIC = -1  # preview_every: PICTURES of them, evenly spaced in the logarithm of the progress from FIRST to 1
-PICTURES, FIRST = 30, 1 / 500
-MOST_TIME, FREE = 0.03, 1.0  # the next automatic picture waits until those before took so little: a share, and seconds
-IN_STRIP = 8  # pictures
-FPS, LAST = 8, 2.0  # pictures per second of the GIF, seconds for which the last one stays
+AUTOMATIC = -1  # preview_every: N_PREVIEWS of them, evenly spaced in the logarithm of the progress from FIRST to 1
+N_PREVIEWS, FIRST = 30, 1 / 500
+MOST_TIME, FREE = 0.03, 1.0  # the next automatic image waits until those before took so little: a share, and seconds
+IN_STRIP = 8  # images
+FPS, LAST = 8, 2.0  # images per second of the GIF, seconds for which the last one stays
 
 
 def shown_view(scene: Scene) -> Views:
-    """The view of the pictures: the first test view, or training view if there is none."""
+    """The view of the images: the first test view, or training view if there is none."""
     return scene.split("test" if "test" in scene.views else "train")[[0]]
 
 
 def places_passed(progress: float) -> int:
-    """How many of the PICTURES places of automatic pictures lie at or before a progress from 0 to 1.
+    """How many of the N_PREVIEWS places of automatic images lie at or before a progress from 0 to 1.
 
-    Place k of 0, ..., PICTURES - 1 is FIRST ** (1 - k / (PICTURES - 1)): the picture changes most at first, and a
+    Place k of 0, ..., N_PREVIEWS - 1 is FIRST ** (1 - k / (N_PREVIEWS - 1)): the image changes most at first, and a
     run that is bounded by time does not know how many steps it will take.
     """
     if progress < FIRST:
         return 0
     share = 1 - math.log(min(progress, 1.0)) / math.log(FIRST)
-    return int(share * (PICTURES - 1) + 1e-9) + 1
+    return int(share * (N_PREVIEWS - 1) + 1e-9) + 1
 
 
 class Watcher:
@@ -79,15 +79,15 @@ class Watcher:
 
 
 class Previews(Watcher):
-    """Draws pictures into a run folder: `attach` it to a trainer before training, `finish` after it.
+    """Draws images into a run folder: `attach` it to a trainer before training, `finish` after it.
 
     Args:
         config: of the run; uses data.background and trainer.preview_every.
-        view: the one view of the pictures, such as `shown_view`.
+        view: the one view of the images, such as `shown_view`.
         device: of the model.
     """
 
-    what = "no more pictures are drawn"
+    what = "no more images are drawn"
 
     def __init__(self, config: Config, view: Views, device: torch.device):
         self.every = config.trainer.preview_every
@@ -97,12 +97,12 @@ class Previews(Watcher):
         small = view.cameras.resized(max(1, round(width * scale)), max(1, round(height * scale)))
         self.cameras = small.to(device)
         self.truth = blend(replace(view, cameras=small).load().image(0), self.background.cpu())  # [H, W, 3]
-        self.on_picture: list[Callable[[int, Tensor], None]] = []  # called with step and picture [H, W, 3]
-        self._passed = 0  # automatic places before the last picture
-        self._spent = 0.0  # seconds that pictures have taken
+        self.on_image: list[Callable[[int, Tensor], None]] = []  # called with step and image [H, W, 3]
+        self._passed = 0  # automatic places before the last image
+        self._spent = 0.0  # seconds that images have taken
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
-        """Draw what `trainer` trains. Pictures of earlier parts of the run stay, but for steps that come again."""
+        """Draw what `trainer` trains. Images of earlier parts of the run stay, but for steps that come again."""
 
         def open_folder() -> None:
             self.folder = folder.child(PREVIEWS, PREVIEWS)
@@ -122,22 +122,22 @@ class Previews(Watcher):
             self.attempt(lambda: self._draw(trainer))
 
     def finish(self, trainer: Trainer, stopped: bool = False) -> None:
-        """The last picture, unless the training was `stopped` by somebody who waits, strip and GIF."""
+        """The last image, unless the training was `stopped` by somebody who waits, strip and GIF."""
         self.attempt(lambda: self._finish(trainer, stopped))
 
     def steps(self) -> list[int]:
-        """Steps of the pictures that there are."""
-        found = (PICTURE.fullmatch(name) for name in self.folder.names if self.folder.owns(name))
-        return sorted(int(picture[1]) for picture in found if picture)
+        """Steps of the images that there are."""
+        found = (PREVIEW.fullmatch(name) for name in self.folder.names if self.folder.owns(name))
+        return sorted(int(image[1]) for image in found if image)
 
     def _draw(self, trainer: Trainer) -> None:
         trainer.settle()
         began = time.perf_counter()
         with in_eval_mode(trainer.model):
-            picture = ImageRenderer(trainer.model, self.background)(self.cameras, 0)["rgb"]  # [H, W, 3]
-        self.folder.write(_file_name(trainer.step), png_bytes(picture))
-        for call in self.on_picture:
-            call(trainer.step, picture)
+            image = ImageRenderer(trainer.model, self.background)(self.cameras, 0)["rgb"]  # [H, W, 3]
+        self.folder.write(_file_name(trainer.step), png_bytes(image))
+        for call in self.on_image:
+            call(trainer.step, image)
         self._passed = places_passed(trainer.progress)
         self._spent += time.perf_counter() - began
 
@@ -146,26 +146,26 @@ class Previews(Watcher):
         truth = to_uint8(self.truth)
         if not (stopped and steps) and trainer.step not in steps:
             self._draw(trainer)
-        pictures = self._drawn(truth)
+        images = self._drawn(truth)
         known = [(0, 0.0), *((line["step"], line["seconds"]) for line in read_log(self.folder.path.parent))]
-        seconds = np.interp(list(pictures), *zip(*known, (trainer.step, trainer.seconds), strict=True))
-        titles = [f"step {step}\n{time:.1f} s" for step, time in zip(pictures, seconds, strict=True)]
+        seconds = np.interp(list(images), *zip(*known, (trainer.step, trainer.seconds), strict=True))
+        titles = [f"step {step}\n{time:.1f} s" for step, time in zip(images, seconds, strict=True)]
         self.folder.write(TRUTH, png_bytes(self.truth))
-        self.folder.write(STRIP, png_bytes(strip(titles, list(pictures.values()), truth)))
-        self.folder.write(GIF, moving_bytes("GIF", list(pictures.values()) or [truth], FPS, LAST))
+        self.folder.write(STRIP, png_bytes(strip(titles, list(images.values()), truth)))
+        self.folder.write(GIF, moving_bytes("GIF", list(images.values()) or [truth], FPS, LAST))
 
     def _drawn(self, truth: np.ndarray) -> dict[int, np.ndarray]:
-        """The pictures of the size of the truth by step; those that another device drew may have another."""
+        """The images of the size of the truth by step; those that another device drew may have another."""
         drawn = {step: imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()}
-        return {step: picture for step, picture in drawn.items() if picture.shape == truth.shape}
+        return {step: image for step, image in drawn.items() if image.shape == truth.shape}
 
 
-def strip(titles: list[str], pictures: list[np.ndarray], truth: np.ndarray) -> Tensor:
-    """Some of the pictures [H, W, 3] uint8 from first to last, and the truth, each below its title: [H', W', 3]."""
-    n = min(len(pictures), IN_STRIP - 1)
-    chosen = [i * (len(pictures) - 1) // max(n - 1, 1) for i in range(n)]
-    parts = [*((titles[i], pictures[i]) for i in chosen), ("truth", truth)]
-    return beside([(title, torch.from_numpy(picture) / 255) for title, picture in parts])
+def strip(titles: list[str], images: list[np.ndarray], truth: np.ndarray) -> Tensor:
+    """Some of the images [H, W, 3] uint8 from first to last, and the truth, each below its title: [H', W', 3]."""
+    n = min(len(images), IN_STRIP - 1)
+    chosen = [i * (len(images) - 1) // max(n - 1, 1) for i in range(n)]
+    parts = [*((titles[i], images[i]) for i in chosen), ("truth", truth)]
+    return beside([(title, torch.from_numpy(image) / 255) for title, image in parts])
 
 
 def _file_name(step: int) -> str:

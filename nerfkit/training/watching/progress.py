@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training writes beside log and checkpoints: pictures, scores of held-out views, a plot, TensorBoard."""
+"""What a training writes beside log and checkpoints: images, scores of held-out views, a plot, TensorBoard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Progress:
             try:
                 self.previews = Previews(config, shown_view(scene), trainer.device)
             except UserError as error:  # of an image that only scoring would read
-                print(f"no pictures are drawn while training: {error}")
+                print(f"no images are drawn while training: {error}")
         if config.eval.every and split in scene.views:
             self.scores = ScoresOverTime(config, scene.split(split), trainer.device)
         elif config.eval.every:
@@ -124,7 +124,7 @@ def summary_writer() -> Any:
 
 
 class TensorBoard(Watcher):
-    """Writes what is logged: `train/...`, scores of held-out views on the way and at the end, and pictures.
+    """Writes what is logged: `train/...`, scores of held-out views on the way and at the end, and images.
 
     A run that goes on continues its curves: what an earlier part wrote of later steps is dropped by TensorBoard.
     """
@@ -142,10 +142,10 @@ class TensorBoard(Watcher):
         self.attempt(open_folder)
 
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
-        """Write what `trainer` logs, and the pictures."""
+        """Write what `trainer` logs, and the images."""
         trainer.on_log.append(self.add_line)
         if previews is not None:
-            previews.on_picture.append(self.add_picture)
+            previews.on_image.append(self.add_image)
             self._add("image", "truth", previews.truth, trainer.step, dataformats="HWC")
 
     def add_line(self, line: dict[str, float]) -> None:
@@ -155,9 +155,9 @@ class TensorBoard(Watcher):
             elif name != "step":
                 self._add("scalar", f"train/{name}", value, line["step"])
 
-    def add_picture(self, step: int, picture: Tensor) -> None:
-        """A picture [H, W, 3] in [0, 1]."""
-        self._add("image", "preview", picture, step, dataformats="HWC")
+    def add_image(self, step: int, image: Tensor) -> None:
+        """An image [H, W, 3] in [0, 1]."""
+        self._add("image", "preview", image, step, dataformats="HWC")
 
     def add_scores(self, metrics: dict[str, Any]) -> None:
         """Scores after the training."""

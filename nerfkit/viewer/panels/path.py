@@ -19,10 +19,10 @@ import viser
 
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
-from nerfkit.reading import read_regular, typed
 from nerfkit.rendering import paths
 from nerfkit.rendering.images import png_bytes, probe_video, video_writer
 from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, CameraPath, Keyframe, read_camera_path
+from nerfkit.safe_io import read_regular, shell_join
 from nerfkit.training.run.files import PATHS
 from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser, vertical_fov
 from nerfkit.viewer.limits import within_limits
@@ -195,7 +195,7 @@ class PathPanel:
 
 
 class PathFiles:
-    """What is kept in the run folder, written and read by the thread that renders: paths, pictures and videos, which a
+    """What is kept in the run folder, written and read by the thread that renders: paths, images and videos, which a
     browser may save, too; a view as a command."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
@@ -225,7 +225,7 @@ class PathFiles:
         if folder is None:
             raise UserError("there is no run folder to keep a path in")
         name = f"{free(folder.path / PATHS, stem)}.json"
-        folder.child(PATHS, "paths").write(name, path.to_json(self.state.scene.frame))
+        folder.child(PATHS, "paths").write(name, path.to_json(self.state.scene.transform))
         self._list(f"{PATHS}/{name}")
         return folder.path / PATHS / name
 
@@ -253,7 +253,10 @@ class PathFiles:
 
     def _read(self, file: Path) -> None:
         panel = self.panel
-        path, controls = read_camera_path(file, self.state.scene.frame, panel.path.size), (panel.width, panel.height)
+        path, controls = (
+            read_camera_path(file, self.state.scene.transform, panel.path.size),
+            (panel.width, panel.height),
+        )
         path.size = tuple(int(within_limits(*side)) for side in zip(controls, path.size, strict=True))
         path.fps = int(within_limits(panel.fps, path.fps))
         panel.path, panel.playing = path, None
@@ -262,7 +265,7 @@ class PathFiles:
     def _command(self, session: Session) -> None:
         here = session.viewpoint()
         file = self.keep("view", CameraPath([Keyframe(here.matrix, here.fov)], fps=1, size=session.size()))
-        command = typed("nerfkit", "render", self.state.scene.folder.path.resolve(), "--path", file.resolve())
+        command = shell_join("nerfkit", "render", self.state.scene.folder.path.resolve(), "--cameras", file.resolve())
         print(command, flush=True)
         session.copy(command)
         session.tell("Copied", command)
@@ -285,7 +288,7 @@ class VideoControls:
         self.state, self.panel = state, panel
         self.job: Iterator[None] | None = None  # of the engine
         self.start = gui.add_button("Render video", hint="With the output and crop that you see now")
-        self.still = gui.add_button("Render this view", hint="One picture of the width and height above")
+        self.still = gui.add_button("Render this view", hint="One image of the width and height above")
         self.bar = gui.add_progress_bar(0.0, visible=False)
         self.cancel = gui.add_button("Cancel", visible=False)
         state.on(lambda session: state.do_later(session, self._start), self.start.on_click)

@@ -166,7 +166,7 @@ class CropPanel:
         whole = Crop(*(tuple(map(float, corner)) for corner in self.box))
         folder = self.state.scene.folder
         try:
-            found = None if folder is None else read_crop(folder.path, self.state.scene.frame)
+            found = None if folder is None else read_crop(folder.path, self.state.scene.transform)
         except UserError as error:
             return whole, False, f"not read: {error}"
         return (*found, f"read from {folder.path / CROP}") if found is not None else (whole, False, "the whole box")

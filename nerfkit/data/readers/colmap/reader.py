@@ -31,7 +31,7 @@ from nerfkit.data.readers.colmap.records import (
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
-from nerfkit.reading import alike, first_of, shown
+from nerfkit.safe_io import alike, first_of, printable
 
 FORMS = {".bin": BinaryRecords, ".txt": TextRecords}
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")
@@ -72,10 +72,10 @@ def read(folder: Path) -> Capture:
         model_folder, notes = _find_model(folder)
         model = read_model(model_folder)
         names = [image.name for image in model.images]
-        paths = [native(name, shown(model_folder)) for name in names]
+        paths = [native(name, printable(model_folder)) for name in names]
         image_folder, image_notes = _find_images(folder, paths)
     except OSError as problem:
-        raise SceneError(f"cannot read {shown(folder)}: {problem.strerror}") from None
+        raise SceneError(f"cannot read {printable(folder)}: {problem.strerror}") from None
     masks, mask_notes = find_masks(folder, names)
     images = [
         PosedImage(
@@ -103,7 +103,9 @@ def _find_model(folder: Path) -> tuple[Path, list[str]]:
     """The folder of the model, and a note if there are others."""
     first, *others = [models for parent in PARENTS if (models := _models(folder, parent))] or [[]]
     if not first:
-        raise SceneError(f"{shown(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or the folder itself")
+        raise SceneError(
+            f"{printable(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or the folder itself"
+        )
     best, notes = first[0], []
     if len(first) > 1:
         counts = {model: len(_images(model, form)) if (form := _form(model)) else 0 for model in first}
@@ -119,7 +121,7 @@ def _find_model(folder: Path) -> tuple[Path, list[str]]:
 
 def _short(path: Path, folder: Path) -> str:
     """A path below the capture's folder for a note."""
-    return shown(path.relative_to(folder)) if path != folder else "the folder itself"
+    return printable(path.relative_to(folder)) if path != folder else "the folder itself"
 
 
 def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
@@ -137,7 +139,7 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
         found = max(counts, key=counts.__getitem__)
         if not counts[found]:
             place = usual[0] if usual else folder / IMAGE_FOLDERS[0]
-            missing = f"no image of the model is in {shown(folder)} (first: {first_of(names, 1)})"
+            missing = f"no image of the model is in {printable(folder)} (first: {first_of(names, 1)})"
             return place, [f"{missing}; put the folder from which they are named there, as {place.name}"]
     notes = [f"images are taken from {_short(found, folder)}"] if found.name != IMAGE_FOLDERS[0] else []
     known = {os.path.normpath(name) for name in names}
@@ -145,7 +147,9 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     known |= {os.path.relpath(alike(found, name) or found / name, found) for name in known}
     files = [file for file in list_images(found) if found != folder or _top(file) in tops]  # or only beside the images
     if without := [file for file in files if file not in known]:
-        notes.append(f"{len(without)} of {len(files)} images in {shown(found.name)} have no pose ({first_of(without)})")
+        notes.append(
+            f"{len(without)} of {len(files)} images in {printable(found.name)} have no pose ({first_of(without)})"
+        )
     return found, notes
 
 
@@ -165,12 +169,12 @@ def read_model(folder: Path) -> Model:
     form = _form(folder)
     if form is None:
         raise SceneError(
-            f"{shown(folder)}: a COLMAP model needs cameras and images files, both .bin or both .txt; "
+            f"{printable(folder)}: a COLMAP model needs cameras and images files, both .bin or both .txt; "
             f"there is {', '.join(files_in(folder)) or 'none of its files'}"
         )
     cameras, images = cameras_of(FORMS[form](folder / f"cameras{form}", "camera")), _images(folder, form)
     if not images:
-        raise SceneError(f"{shown(folder / f'images{form}')} holds no images")
+        raise SceneError(f"{printable(folder / f'images{form}')} holds no images")
     _check_images(images, cameras)
     images.sort(key=lambda image: image.name)
     poses = _camera_to_world(images)
@@ -195,7 +199,7 @@ def _check_images(images: list[ImageRecord], cameras: dict[int, Lens]) -> None:
     """Refuse ids and names that are there twice, and cameras that are not."""
     seen: set[int | str] = set()
     for image in images:
-        path, where = posixpath.normpath(image.name), f"{image.place}: image '{shown(image.name)}'"
+        path, where = posixpath.normpath(image.name), f"{image.location}: image '{printable(image.name)}'"
         if image.id in seen:
             raise SceneError(f"{where}: image id {image.id} is there twice")
         if path in seen:
@@ -216,8 +220,8 @@ def _camera_to_world(images: list[ImageRecord]) -> np.ndarray:
     if not usable.all():
         image = images[int(usable.argmin())]
         raise SceneError(
-            f"{image.place}: image '{shown(image.name)}' has no usable pose (quaternion {image.pose[:4]}, translation "
-            f"{image.pose[4:]}); leave it out of the model"
+            f"{image.location}: image '{printable(image.name)}' has no usable pose (quaternion {image.pose[:4]}, "
+            f"translation {image.pose[4:]}); leave it out of the model"
         )
     rotation = rotations_of(values[:, :4]).transpose(0, 2, 1)
     center = -rotation @ values[:, 4:, None]  # [N, 3, 1]

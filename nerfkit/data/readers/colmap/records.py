@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of a COLMAP model, field by field: what they are, and how they are read of binary files and of text.
 
-While `BinaryRecords` or `TextRecords` are iterated, `whole`, `numbers`, `model`, `name` and `skip_points` read the
+While `BinaryRecords` or `TextRecords` are iterated, `read_int`, `numbers`, `model`, `name` and `skip_points` read the
 values of the record that they are at, one after another; one that is missing or none is a SceneError.
 """
 
@@ -21,7 +21,7 @@ from nerfkit.data.cameras.lens import MODELS, UNSUPPORTED, Lens
 from nerfkit.data.capture import Points
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
-from nerfkit.reading import open_regular, shown
+from nerfkit.safe_io import open_regular, printable
 
 NAME_LIMIT = 4096  # bytes
 FILE_LIMITS = {"camera": 2**40, "image": 2**40, "point": 2**34}  # bytes; of images most are skipped, points all kept
@@ -52,14 +52,14 @@ class BinaryRecords:
                 yield self
         if self.at != self.size:
             raise SceneError(
-                f"{shown(self.path)}: {self.size - self.at} bytes follow the last of {self.index + 1} {self.kind} "
+                f"{printable(self.path)}: {self.size - self.at} bytes follow the last of {self.index + 1} {self.kind} "
                 f"records, at byte {self.at}; the file is damaged"
             )
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         record = f"{self.kind} record {self.index}" if self.index >= 0 else f"the number of {self.kind} records"
-        return f"{shown(self.path)}: {record} at byte {self.start}"
+        return f"{printable(self.path)}: {record} at byte {self.start}"
 
     def bytes(self, wanted: int) -> bytes:
         content = self.file.read(min(wanted, self.size - self.at))
@@ -68,7 +68,7 @@ class BinaryRecords:
         self.at += wanted
         return content
 
-    def whole(self, what: str, form: str = "I") -> int:
+    def read_int(self, what: str, form: str = "I") -> int:
         return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))[0]
 
     def numbers(self, count: int, what: str) -> tuple[float, ...]:
@@ -76,23 +76,24 @@ class BinaryRecords:
 
     def count(self, what: str, size: int, form: str = "I") -> int:
         """How many things of at least `size` bytes follow."""
-        count, left = self.whole(what, form), self.size - self.at
+        count, left = self.read_int(what, form), self.size - self.at
         if count * size > left:
             raise SceneError(
-                f"{self.place}: {count} {what} are announced, but only {left} bytes follow; the file is cut or damaged"
+                f"{self.location}: {count} {what} are announced, but only {left} bytes follow; the file is cut or "
+                "damaged"
             )
         return count
 
     def model(self) -> str:
         """Name of a camera model, or its number if that is unknown."""
-        number = self.whole("the camera model", "i")
+        number = self.read_int("the camera model", "i")
         return MODEL_NAMES.get(number, str(number))
 
     def name(self) -> bytes:
         """The bytes up to a zero byte."""
         content, zero, _ = self.file.read(NAME_LIMIT + 1).partition(b"\0")
         if not zero and len(content) > NAME_LIMIT:
-            raise SceneError(f"{self.place}: the name is longer than {NAME_LIMIT} bytes; is the file damaged?")
+            raise SceneError(f"{self.location}: the name is longer than {NAME_LIMIT} bytes; is the file damaged?")
         if not zero:
             raise self._truncated()
         self._go_to(self.at + len(content) + 1)
@@ -107,7 +108,7 @@ class BinaryRecords:
         self.file.seek(offset)
 
     def _truncated(self) -> SceneError:
-        return SceneError(f"{self.place}: the file ends in it, after {self.size} bytes; it is cut or damaged")
+        return SceneError(f"{self.location}: the file ends in it, after {self.size} bytes; it is cut or damaged")
 
     def points(self) -> Points:
         """Points, whose views are image ids."""
@@ -136,34 +137,34 @@ class TextRecords:
             if self.rest and not self.rest.startswith(b"#"):
                 yield self
                 if self.rest:
-                    raise SceneError(f"{self.place}: '{_shown(self.rest)}' is more than belongs to a record")
+                    raise SceneError(f"{self.location}: '{_shown(self.rest)}' is more than belongs to a record")
 
     @property
-    def place(self) -> str:
-        return f"{shown(self.path)}: line {self.number}"
+    def location(self) -> str:
+        return f"{printable(self.path)}: line {self.number}"
 
-    def next(self, what: str) -> bytes:
+    def next_word(self, what: str) -> bytes:
         value, *rest = self.rest.split(None, 1)[:2] or (b"",)
         if not value:
-            raise SceneError(f"{self.place}: {what} is missing")
+            raise SceneError(f"{self.location}: {what} is missing")
         self.rest = rest[0] if rest else b""
         return value
 
-    def whole(self, what: str, form: str = "") -> int:
-        value = self.next(what)
+    def read_int(self, what: str, form: str = "") -> int:
+        value = self.next_word(what)
         if not value.isdigit() or len(value) > 18:
-            raise SceneError(f"{self.place}: {what} must be a whole number, got '{_shown(value)}'")
+            raise SceneError(f"{self.location}: {what} must be a whole number, got '{_shown(value)}'")
         return int(value)
 
     def numbers(self, count: int, what: str) -> tuple[float, ...]:
-        values = [self.next(what) for _ in range(count)]
+        values = [self.next_word(what) for _ in range(count)]
         for value in values:
             if not _is_number(value):
-                raise SceneError(f"{self.place}: {what} must be a number, got '{_shown(value)}'")
+                raise SceneError(f"{self.location}: {what} must be a number, got '{_shown(value)}'")
         return tuple(map(float, values))
 
     def model(self) -> str:
-        return self.next("the camera model").decode(errors="backslashreplace")
+        return self.next_word("the camera model").decode(errors="backslashreplace")
 
     def name(self) -> bytes:
         """The name of an image: the rest of its line, in which spaces are."""
@@ -176,8 +177,8 @@ class TextRecords:
         values = line.split()
         if len(values) % 3 or not all(map(_is_number, values[-3:])):
             raise SceneError(
-                f"{shown(self.path)}: line {number}: must be the 2D points of the image on line {self.number}, three "
-                f"numbers each, or empty, but has {len(values)} values and ends in '{_shown(values[-1])}'"
+                f"{printable(self.path)}: line {number}: must be the 2D points of the image on line {self.number}, "
+                f"three numbers each, or empty, but has {len(values)} values and ends in '{_shown(values[-1])}'"
             )
 
     def points(self) -> Points:
@@ -195,7 +196,7 @@ class TextRecords:
                 float(values[6])  # the error
             except (ValueError, OverflowError):
                 wanted = "an id, x, y, z, red, green, blue up to 255, an error, and pairs of an image id and an index"
-                raise SceneError(f"{self.place}: a point has {wanted}, got '{_shown(line)}'") from None
+                raise SceneError(f"{self.location}: a point has {wanted}, got '{_shown(line)}'") from None
             check_position(positions[-3:], self)
             lengths.append(len(track) // 2)
             image_ids.extend(track[::2])
@@ -208,12 +209,12 @@ class TextRecords:
         with open_regular(self.path, limit_bytes, "COLMAP file", SceneError) as file:
             for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), b""), 1):
                 if len(line) > LINE_LIMIT:
-                    raise SceneError(f"{shown(self.path)}: line {number} is longer than {LINE_LIMIT} bytes")
+                    raise SceneError(f"{printable(self.path)}: line {number} is longer than {LINE_LIMIT} bytes")
                 yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip()
 
 
 def _shown(value: bytes) -> str:
-    return shown(value.decode(errors="backslashreplace"), 60)
+    return printable(value.decode(errors="backslashreplace"), 60)
 
 
 def _is_number(value: bytes) -> bool:
@@ -231,23 +232,23 @@ class ImageRecord(NamedTuple):
     pose: tuple[float, ...]  # quaternion w x y z, translation; world to camera
     camera_id: int
     name: str
-    place: str  # for messages
+    location: str  # for messages
 
 
 def cameras_of(records: BinaryRecords | TextRecords) -> dict[int, Lens]:
     """Lenses by the cameras' ids."""
     cameras: dict[int, Lens] = {}
     for record in records:
-        camera_id, model = record.whole("the camera id"), record.model()
+        camera_id, model = record.read_int("the camera id"), record.model()
         if camera_id in cameras:
-            raise SceneError(f"{record.place}: camera id {camera_id} is there twice")
-        width, height = record.whole("the width", "Q"), record.whole("the height", "Q")
+            raise SceneError(f"{record.location}: camera id {camera_id} is there twice")
+        width, height = record.read_int("the width", "Q"), record.read_int("the height", "Q")
         names = MODELS[model][1] if model in MODELS else ()
         params = record.numbers(len(names), f"a parameter of {model} ({', '.join(names)})")
         try:
             cameras[camera_id] = Lens(model, params, width, height)
         except SceneError as error:
-            raise SceneError(f"{record.place}: {error}") from None
+            raise SceneError(f"{record.location}: {error}") from None
     return cameras
 
 
@@ -255,9 +256,9 @@ def images_of(records: BinaryRecords | TextRecords) -> list[ImageRecord]:
     """Images; their 2D points are skipped."""
     images = []
     for record in records:
-        image_id, pose = record.whole("the image id"), record.numbers(7, "of quaternion and translation, a value")
-        camera_id, name = record.whole("the camera id"), image_name(record.name(), record.place)
-        images.append(ImageRecord(image_id, pose, camera_id, name, record.place))
+        image_id, pose = record.read_int("the image id"), record.numbers(7, "of quaternion and translation, a value")
+        camera_id, name = record.read_int("the camera id"), image_name(record.name(), record.location)
+        images.append(ImageRecord(image_id, pose, camera_id, name, record.location))
         record.skip_points()
     return images
 
@@ -267,11 +268,15 @@ def image_name(name: bytes, where: str) -> str:
     try:
         text = name.decode().replace("\\", "/")  # as Windows has it between folders
     except UnicodeDecodeError:
-        raise SceneError(f"{where}: image name '{shown(repr(name)[2:-1])}' is not UTF-8; rename the image") from None
+        raise SceneError(
+            f"{where}: image name '{printable(repr(name)[2:-1])}' is not UTF-8; rename the image"
+        ) from None
     if not text.strip() or "\0" in text or len(name) > NAME_LIMIT or posixpath.basename(text) in ("", "."):
-        raise SceneError(f"{where}: '{shown(text)}' cannot be the name of an image")
+        raise SceneError(f"{where}: '{printable(text)}' cannot be the name of an image")
     if posixpath.isabs(text) or ".." in text.split("/"):
-        raise SceneError(f"{where}: image name '{shown(text)}' leads out of the folder of images; use names within it")
+        raise SceneError(
+            f"{where}: image name '{printable(text)}' leads out of the folder of images; use names within it"
+        )
     return text
 
 
@@ -279,4 +284,4 @@ def check_position(position: Sequence[float], record: BinaryRecords | TextRecord
     """Raise SceneError for a point of a record that is nowhere."""
     if not all(abs(value) <= COORDINATE_LIMIT for value in position):  # NaN is not
         limit = f"finite and at most {COORDINATE_LIMIT:g}"
-        raise SceneError(f"{record.place}: the position must be {limit}, got {list(position)}")
+        raise SceneError(f"{record.location}: the position must be {limit}, got {list(position)}")

@@ -14,7 +14,7 @@ from nerfkit.data.readers.colmap.reader import TO_OPENGL, files_in
 from nerfkit.data.readers.colmap.records import image_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import atomic_write
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 FILES = ("cameras.txt", "images.txt", "points3D.txt")
 REMARKS = (
@@ -32,12 +32,12 @@ def write_model(folder: Path, capture: Capture) -> None:
     """
     for name in files_in(folder):
         if name not in FILES:
-            raise RunError(f"{shown(folder / name)} is there, of another model; choose another folder")
+            raise RunError(f"{printable(folder / name)} is there, of another model; choose another folder")
     cameras = check_writable(capture)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot make the folder {shown(folder)}: {error.strerror}; choose another") from None
+        raise RunError(f"cannot make the folder {printable(folder)}: {error.strerror}; choose another") from None
     camera_lines = [f"{number} {x.model} {x.width} {x.height} {_joined(x.params)}" for x, number in cameras.items()]
     lines = camera_lines, *_image_and_point_lines(capture, cameras)
     for name, remark, records in zip(FILES, REMARKS, lines, strict=True):
@@ -48,7 +48,7 @@ def check_writable(capture: Capture) -> dict[Lens, int]:
     """Ids of the lenses; raises RunError for what a model cannot hold."""
     ids: dict[Lens, int] = {}
     for image in capture.images:
-        where = f"image '{shown(image.name)}'"
+        where = f"image '{printable(image.name)}'"
         if image.lens.model not in MODELS or MODELS[image.lens.model][0] is None:
             raise RunError(f"{where}: COLMAP has no camera model {image.lens.model!r}")
         try:

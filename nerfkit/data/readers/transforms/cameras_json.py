@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from nerfkit import reading
+from nerfkit import safe_io
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import MODELS, SIDE_LIMIT, Lens
 from nerfkit.data.capture import check_rotation
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 FOCAL = {  # keys that mean a focal length along an axis, with the unit of those that are angles
     axis: {f"fl_{axis}": None, f"camera_angle_{axis}": 1.0, f"{axis}_fov": math.pi / 180} for axis in ("x", "y")
@@ -75,35 +75,35 @@ OF_FILE = KNOWN - {"frames"}  # that a file may give all of its frames
 
 def read_json(file: Path) -> dict[str, Any]:
     """A transforms file with at least one frame; raises SceneError that says what is wrong with it."""
-    content = reading.read_json(file, SceneError, "scene file")
-    frames_of(content, shown(file))
+    content = safe_io.read_json(file, SceneError, "scene file")
+    frames_of(content, printable(file))
     if unused := unused_keys(content):
-        warnings.warn(f"{shown(file)}: keys that are not used: {shown(', '.join(unused))}", stacklevel=2)
+        warnings.warn(f"{printable(file)}: keys that are not used: {printable(', '.join(unused))}", stacklevel=2)
     return content
 
 
-def parse_cameras(content: dict[str, Any], file: Path, frame: Frame | None = None) -> Cameras:
+def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform | None = None) -> Cameras:
     """Pinhole cameras of a transforms file, whose "w" and "h" are the size of each image that has none of its own.
 
-    They are in the file's frame, or in the model's where `frame` leads there.
+    They are in the file's frame, or in the model's where `transform` leads there.
     """
-    frames = frames_of(content, shown(file))
+    frames = frames_of(content, printable(file))
     if "w" not in content or "h" not in content:
-        raise SceneError(f"{shown(file)}: keys 'w' and 'h' (image size in pixels) are missing")
-    size_of(content, shown(file))
+        raise SceneError(f"{printable(file)}: keys 'w' and 'h' (image size in pixels) are missing")
+    size_of(content, printable(file))
     poses, lenses = [], []
     for index, entry in enumerate(frames):
-        where = f"{shown(file)}: frame {index}"
+        where = f"{printable(file)}: frame {index}"
         poses.append(pose_of(entry.get("transform_matrix"), where))
-        values = values_of_frame(content, entry, where)
+        values = merge_frame_keys(content, entry, where)
         lenses.append(lens_of(values, where, *size_of(values, where)))
         if not lenses[-1].is_pinhole:
             raise SceneError(
-                f"{where}: a lens of camera_model {lenses[-1].model} is not rendered; cameras of pictures to come are "
+                f"{where}: a lens of camera_model {lenses[-1].model} is not rendered; cameras of images to come are "
                 "pinholes: leave camera_model and its coefficients out of the file"
             )
-    poses = np.stack(poses) if frame is None else frame.to_model(np.stack(poses))
-    return Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
+    poses = np.stack(poses) if transform is None else transform.to_model(np.stack(poses))
+    return Cameras.from_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
 
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def unused_keys(content: dict[str, Any]) -> list[str]:
     return sorted(set().union(content, *content["frames"]) - KNOWN)
 
 
-def doubts_of_scales(content: dict[str, Any]) -> list[str]:
+def scale_diagnostics(content: dict[str, Any]) -> list[str]:
     """Lines on the keys of a file that scale or move the scene for another program, where these are no such numbers."""
     lines = []
     for key in sorted(SCALES & content.keys()):
@@ -137,7 +137,7 @@ def doubts_of_scales(content: dict[str, Any]) -> list[str]:
         least, wanted = (-math.inf, "three numbers") if key == "offset" else (0, "a number above 0")
         if not numbers or not all(is_number(value) and least < value < math.inf for value in numbers):
             lines.append(
-                f"'{key}' should be {wanted}, got {shown(reprlib.repr(content[key]))}; poses are taken as they "
+                f"'{key}' should be {wanted}, got {printable(reprlib.repr(content[key]))}; poses are taken as they "
                 "stand: correct the key, or leave it out"
             )
     return lines
@@ -179,7 +179,7 @@ def pose_of(matrix: Any, where: str) -> np.ndarray:
     return pose[:3]
 
 
-def values_of_frame(content: dict[str, Any], frame: dict[str, Any], where: str) -> dict[str, Any]:
+def merge_frame_keys(content: dict[str, Any], frame: dict[str, Any], where: str) -> dict[str, Any]:
     """The file's values and, instead of them, the frame's own; refuses lenses of which either gives a part."""
     coefficients = (*DISTORTION, "distortion_params")
     given = [key for key in coefficients if key in frame]

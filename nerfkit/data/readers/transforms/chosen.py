@@ -12,7 +12,7 @@ import numpy as np
 from nerfkit.data.capture import Note
 from nerfkit.data.readers.transforms.cameras_json import SPLITS, is_number, unused_keys
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 EFFECTS = ("", "train", "val", "test", "left out")  # of keys on their frame; of several the last counts
 WORDS = ("true", "1", "1.0"), ("false", "0", "0.0")
@@ -38,9 +38,9 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
         for key in frame.keys() & unused.keys():
             if frame[key] is not None:
                 of_frames.setdefault(key, {})[index] = frame[key]
-    effects, doubts = [0] * len(frames), {}
+    effects, diagnostics = [0] * len(frames), {}
     for key, given in of_frames.items():
-        plain, place = re.sub("[^a-z]", "", key.lower()), f"{where}: '{shown(key, 40)}'"
+        plain, place = re.sub("[^a-z]", "", key.lower()), f"{where}: '{printable(key, 40)}'"
         differ = len(set(map(repr, given.values()))) > 1
         rule = _rule(plain)
         if rule and any(isinstance(v, str | bool) or str(v) in rule for v in given.values()):  # else it means another
@@ -56,18 +56,22 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
                 "trained; keep the frames of one time, or remove the key if nothing moves"
             )
         elif CHOOSES.search(key) or (plain.startswith("is") and all(isinstance(v, bool) for v in given.values())):
-            doubts[key] = f"it differs among the frames; {REMOVE}" if differ or len(given) < len(frames) else ""
+            diagnostics[key] = f"it differs among the frames; {REMOVE}" if differ or len(given) < len(frames) else ""
         elif _moves(next(iter(given.values())), frames[next(iter(given))]):
-            doubts[key] = MULTIPLY
+            diagnostics[key] = MULTIPLY
     names = {name for frame in frames if isinstance(name := frame.get("file_path"), str)}
     for key in unused.keys() & content.keys():
         if isinstance(content[key], list) and any(isinstance(name, str) and name in names for name in content[key]):
-            doubts[key] = f"it lists frames; {REMOVE}"
+            diagnostics[key] = f"it lists frames; {REMOVE}"
         elif _moves(content[key], {}):
-            doubts[key] = MULTIPLY
-    notes += [Note("warning", f"'{shown(key, 40)}' is not used, but {doubt}") for key, doubt in doubts.items() if doubt]
+            diagnostics[key] = MULTIPLY
+    notes += [
+        Note("warning", f"'{printable(key, 40)}' is not used, but {diagnostic}")
+        for key, diagnostic in diagnostics.items()
+        if diagnostic
+    ]
     if unused:
-        notes.append(f"{where}: keys that are not used: {shown(', '.join(unused))}")
+        notes.append(f"{where}: keys that are not used: {printable(', '.join(unused))}")
     kept = {index: EFFECTS[effect] for index, effect in enumerate(effects) if EFFECTS[effect] != "left out"}
     if len(kept) < len(frames):
         notes.append(f"{len(frames) - len(kept)} of {len(frames)} frames are left out, as their keys say")

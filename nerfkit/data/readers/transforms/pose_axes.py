@@ -23,7 +23,7 @@ SAMPLED = 64, 2048  # cameras and points that are projected
 MORE = 4  # times as many points as are seen
 
 
-def doubts_of_axes(
+def axes_diagnostics(
     where: str, images: list[PosedImage], points: Points | None, up: tuple[float, float, float] | None
 ) -> list[Note]:
     """A warning where poses may not be in OpenGL axes; raises SceneError naming `where` if they certainly are not."""

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nerfkit import reading
+from nerfkit import safe_io
 from nerfkit.data import ply
 from nerfkit.data.capture import Capture, Note, Points, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
@@ -32,20 +32,20 @@ from nerfkit.data.readers.transforms.cameras_json import (
     SIZE,
     SPLITS,
     beaten_angles,
-    doubts_of_scales,
     frames_of,
     is_number,
     is_set,
     lens_of,
+    merge_frame_keys,
     pose_of,
+    scale_diagnostics,
     size_of,
-    values_of_frame,
 )
 from nerfkit.data.readers.transforms.chosen import chosen
-from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
+from nerfkit.data.readers.transforms.pose_axes import axes_diagnostics
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
-from nerfkit.reading import nearest, shown
+from nerfkit.safe_io import nearest, printable
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
@@ -76,14 +76,14 @@ def read(folder: Path) -> Capture:
     notes.append(note)
     others = sorted(other.name for other in folder.glob("*.json") if other.name not in (MAIN, *SPLIT_FILES))
     if others:
-        notes.append(f"{MAIN} is read, and no other JSON file: {shown(', '.join(others))}")
+        notes.append(f"{MAIN} is read, and no other JSON file: {printable(', '.join(others))}")
     frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
     _check_distinct(frames)
     frames = _with_nearest(frames, folder, notes)
     masks, white_ignores, mask_notes = _find_masks(frames, folder)
     images = _images(frames, masks, dialect == "nerfstudio", notes)
     points, up = _points(content, file, notes), _up(content, file)
-    notes += doubts_of_axes(shown(folder), images, points, up or (None if dialect == "transforms" else Z_UP))
+    notes += axes_diagnostics(printable(folder), images, points, up or (None if dialect == "transforms" else Z_UP))
     return Capture(
         name=folder.resolve().name,
         format="transforms",
@@ -100,12 +100,12 @@ def read_synthetic(folder: Path) -> Capture:
     """The capture of `transforms_{train,val,test}.json`, a split each; world z is up."""
     files, notes = [folder / name for name in SPLIT_FILES if os.path.lexists(folder / name)], []
     if (train := folder / "transforms_train.json") not in files:
-        raise SceneError(f"{shown(train)} is missing")
+        raise SceneError(f"{printable(train)} is missing")
     contents = {file: _content(file, notes, may_be_empty=file != train) for file in files}
     frames = {file: _frames(content, file, notes) for file, content in contents.items() if content["frames"]}
     merged = _with_nearest(_merged_splits(frames, notes), folder, notes)
     images = _images(merged, [None] * len(merged), False, notes)
-    notes += doubts_of_axes(shown(folder), images, None, Z_UP)
+    notes += axes_diagnostics(printable(folder), images, None, Z_UP)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
     for frame in merged:
         if frame.split not in ("", (stated := SPLIT_FILES[frame.file.name])):
@@ -119,13 +119,13 @@ def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) ->
     """What a file holds; `notes` get warnings of scales that are none."""
     needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
     if free is not None and needed > free:
-        raise SceneError(f"{shown(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
-    content = reading.read_json(file, SceneError, "scene file")
+        raise SceneError(f"{printable(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
+    content = safe_io.read_json(file, SceneError, "scene file")
     if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
         notes.append(f"{file.name} holds no views")
         return content
-    frames_of(content, shown(file))
-    notes += as_warnings(f"{shown(file.name)}: {line}" for line in doubts_of_scales(content))
+    frames_of(content, printable(file))
+    notes += as_warnings(f"{printable(file.name)}: {line}" for line in scale_diagnostics(content))
     return content
 
 
@@ -143,7 +143,7 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
 
 def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> list[_Frame]:
     """The frames of a file that count, with the names and paths of their images."""
-    frames, text = [], shown(file)
+    frames, text = [], printable(file)
     for index, split in chosen(content, file.name, notes).items():
         own = content["frames"][index]
         where = f"{text}: frame {index}"
@@ -152,7 +152,7 @@ def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> lis
         path = _path_of(file.parent, own["file_path"], "file_path", where)
         there = next(filter(os.path.exists, _candidates(path)), None)
         if there is not None and os.path.isdir(there):
-            raise SceneError(f"{where}: 'file_path' {shown(own['file_path'])} is a folder; name an image in it")
+            raise SceneError(f"{where}: 'file_path' {printable(own['file_path'])} is a folder; name an image in it")
         name = own["file_path"].replace("\\", "/")
         frames.append(_Frame(own, content, file, where, name, there or path, split))
     return frames
@@ -186,7 +186,7 @@ def _check_distinct(frames: list[_Frame]) -> None:
     for frame in frames:
         if (before := first.setdefault(os.path.realpath(frame.path), frame)) is not frame:
             raise SceneError(
-                f"{before.where} and {frame.where} are both of image {shown(frame.path)}; leave out one of them"
+                f"{before.where} and {frame.where} are both of image {printable(frame.path)}; leave out one of them"
             )
 
 
@@ -195,7 +195,7 @@ def _images(
 ) -> list[PosedImage]:
     """The images of the frames, whose lenses are one object where they are equal."""
     images, lenses, beaten, angles = [], {}, 0, Counter()
-    all_values = [values_of_frame(frame.content, frame.own, frame.where) for frame in frames]
+    all_values = [merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
     are_stated = [bool(values.keys() & SIZE) for values in all_values]
     headers = [None if stated else _header(frame.path) for frame, stated in zip(frames, are_stated, strict=True)]
     other = next(filter(None, headers), None)
@@ -220,15 +220,15 @@ def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], 
         for name in (f"rays_{frame.path.stem}.dat", f"{frame.path.stem}.alpha{frame.path.suffix}"):
             if os.path.lexists(other := frame.path.with_name(name)):
                 advice = "move it away, and give images of a camera with their alpha"
-                raise SceneError(f"{frame.where}: {shown(other)} is not supported; {advice}")
+                raise SceneError(f"{frame.where}: {printable(other)} is not supported; {advice}")
     beside = [frame.path.with_name(f"{DYNAMIC}{frame.path.stem}.png") for frame in frames]
     dynamic = [file if os.path.exists(file) else None for file in beside]
     first, notes = next(filter(None, dynamic), None), []
     if any(frame.own.get("mask_path") is not None for frame in frames):
         if first:
             raise SceneError(
-                f"{frames[0].where}: 'mask_path' (black is ignored) and {shown(first)} (white is ignored) are masks of "
-                "two kinds; leave one of them"
+                f"{frames[0].where}: 'mask_path' (black is ignored) and {printable(first)} (white is ignored) are "
+                "masks of two kinds; leave one of them"
             )
         found, kind = _named_masks(frames, folder)
     elif first:
@@ -254,10 +254,10 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
     near |= folders.nearest_of(set(named) - near.keys(), near, find)
     if not near:
         raise SceneError(
-            f"{frames[0].where}: 'mask_path' names {shown(named[0])}, but neither that nor any other frame's mask is "
-            "there; put the masks where the file names them, or remove the key to use all pixels"
+            f"{frames[0].where}: 'mask_path' names {printable(named[0])}, but neither that nor any other frame's mask "
+            "is there; put the masks where the file names them, or remove the key to use all pixels"
         )
-    missing = [f"; missing, first: {shown(file)}" for file in named if file not in near][:1]
+    missing = [f"; missing, first: {printable(file)}" for file in named if file not in near][:1]
     return [near.get(file) for file in named], "of mask_path, black is ignored" + "".join(missing)
 
 
@@ -291,7 +291,7 @@ def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) 
         return header.width, header.height
     if os.path.exists(frame.path):
         image_header(frame.path)  # raises what is wrong with it
-    missing = f"image {shown(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
+    missing = f"image {printable(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
     missing += folders.beside(frame.path)
     raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
 
@@ -300,7 +300,7 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
     """Sparse points of the file that a key names, if it exists."""
     if not is_set(name := content.get("ply_file_path")):
         return None
-    path = _path_of(file.parent, name, "ply_file_path", shown(file))
+    path = _path_of(file.parent, name, "ply_file_path", printable(file))
     path = nearest(path, [file.parent]) or path
     try:
         points = ply.read_points(path)
@@ -309,7 +309,7 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
             raise
         notes.append(f"there are no sparse points: {error}")
         return None
-    notes.append(f"{len(points.positions)} sparse points from {shown(path.name)}")
+    notes.append(f"{len(points.positions)} sparse points from {printable(path.name)}")
     return points if len(points.positions) else None
 
 
@@ -322,7 +322,7 @@ def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | Non
     length = math.hypot(*up) if is_vector else 0.0
     if not 1e-6 < length < 1e6:
         wanted = "a list of three numbers, not all zero"
-        raise SceneError(f"{shown(file)}: 'up' must be a direction, {wanted}, got {reprlib.repr(up)}")
+        raise SceneError(f"{printable(file)}: 'up' must be a direction, {wanted}, got {reprlib.repr(up)}")
     return tuple(value / length for value in up)
 
 
@@ -332,20 +332,20 @@ def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[s
     known = {posixpath.normpath(frame.name): frame.name for frame in frames}
     split_of: dict[str, str] = {}
     for split in SPLITS:
-        names, where = content.get(f"{split}_filenames"), f"{shown(file)}: '{split}_filenames'"
+        names, where = content.get(f"{split}_filenames"), f"{printable(file)}: '{split}_filenames'"
         if names is None:
             continue
         splits[split] = []
         for name in names if isinstance(names, list) else [None]:
             image = known.get(posixpath.normpath(name.replace("\\", "/"))) if isinstance(name, str) else None
             if image is None:
-                raise SceneError(f"{where} must be a list of file_path of frames, got {shown(repr(name or names))}")
+                raise SceneError(f"{where} must be a list of file_path of frames, got {printable(repr(name or names))}")
             if (other := split_of.setdefault(image, split)) != split:
-                both = f"{where} and '{other}_filenames' both list {shown(image)}"
+                both = f"{where} and '{other}_filenames' both list {printable(image)}"
                 raise SceneError(f"{both}; an image can be of one split only")
     if of_frames := {frame.name: frame.split for frame in frames if frame.split}:
         if splits:
-            raise SceneError(f"{shown(file)}: keys of frames say their splits, and lists of names; leave out one")
+            raise SceneError(f"{printable(file)}: keys of frames say their splits, and lists of names; leave out one")
         split_of, splits = of_frames, {split: [] for split in SPLITS if split in of_frames.values()}
     for name, split in sorted(split_of.items()):
         splits[split].append(name)
@@ -361,10 +361,10 @@ def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) ->
         if before is frame:
             continue
         if before.file == frame.file or SPLIT_FILES[before.file.name] == "train":
-            raise SceneError(f"{before.where} and {frame.where} are both of {shown(frame.name)}; leave out one")
+            raise SceneError(f"{before.where} and {frame.where} are both of {printable(frame.name)}; leave out one")
         one, other = ([of.own, *map(of.content.get, OF_FILE)] for of in (before, frame))
         if one != other:
-            raise SceneError(f"{before.where} and {frame.where} differ, but are both of {shown(frame.name)}")
+            raise SceneError(f"{before.where} and {frame.where} differ, but are both of {printable(frame.name)}")
     if shared := len(listed) - len(merged):
         notes.append(f"val and test share {shared} images")
     ordered = [merged[name] for name in sorted(merged)]

@@ -13,7 +13,7 @@ from nerfkit.data.capture import Capture
 from nerfkit.data.readers.transforms.cameras_json import LISTED, SPLITS, keys_of
 from nerfkit.errors import SceneError
 from nerfkit.files import atomic_write
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 FAMILIES = (("camera_model", *LISTED), ("w", "h"), ("fl_x", "fl_y"), ("cx",), ("cy",))  # keys that frames give together
 
@@ -50,7 +50,7 @@ def write_transforms(file: Path, capture: Capture) -> None:
 
 def check_writable(capture: Capture) -> list[dict[str, Any]]:
     """The keys of every image's lens, all coefficients among them; raises SceneError naming what cannot be said."""
-    where, images = f"capture {shown(capture.name)}", capture.images
+    where, images = f"capture {printable(capture.name)}", capture.images
     if not images:
         raise SceneError(f"{where} has no images to write")
     without = [image.name for image in images if image.mask is None]
@@ -59,10 +59,12 @@ def check_writable(capture: Capture) -> list[dict[str, Any]]:
             ignored = "has masks whose white pixels are ignored, but in the format black ones are"
             raise SceneError(f"{where} {ignored}; write inverted masks")
         if without:
-            raise SceneError(f"image {shown(without[0])} has no mask, but others have; the format needs all or none")
+            raise SceneError(
+                f"image {printable(without[0])} has no mask, but others have; the format needs all or none"
+            )
     if unknown := capture.splits.keys() - set(SPLITS):
-        raise SceneError(f"split {shown(min(unknown))} cannot be written; known: {', '.join(SPLITS)}")
-    lenses = [dict.fromkeys(LISTED, 0.0) | keys_of(image.lens, f"image {shown(image.name)}") for image in images]
+        raise SceneError(f"split {printable(min(unknown))} cannot be written; known: {', '.join(SPLITS)}")
+    lenses = [dict.fromkeys(LISTED, 0.0) | keys_of(image.lens, f"image {printable(image.name)}") for image in images]
     if {keys["camera_model"] for keys in lenses} == {"PINHOLE", "OPENCV"}:  # the format has one for all
         lenses = [keys | {"camera_model": "OPENCV"} for keys in lenses]
     return lenses

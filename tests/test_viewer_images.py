@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the viewer's pictures, videos and photographs show, and a video that is asked for while a training goes on."""
+"""What the viewer's pictures, videos and photos show, and a video that is asked for while a training goes on."""
 
 import os
 import time
@@ -35,9 +35,9 @@ from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
 from nerfkit.viewer.session import Session, State
 from scripts.bench_viewer import FakeBrowser
-from tests.naming import raises_naming
+from tests.camera_layouts import look_at
+from tests.naming import raises_mentioning
 from tests.posed_captures import LEFT, PINHOLE, capture_in, masks_in
-from tests.rigs import look_at
 from tests.viewing import new_training, vanish, wait_for
 
 SIZE = (32, 24)
@@ -50,7 +50,7 @@ def shown(small_config, monkeypatch) -> ViewerScene:
     scene = load_scene(small_config.data.path)
     return ViewerScene(
         scene.name, small_config, Renderer(small_config), torch.ones(3), scene.split("train").cameras, scene.up,
-        scene.frame, None,
+        scene.transform, None,
     )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def test_the_background_is_what_was_asked_for(shown, name, level):
 
 def test_there_is_no_video_of_errors(session, video):
     session.look = replace(session.look, output="error")
-    with raises_naming(UserError, "training image"):
+    with raises_mentioning(UserError, "training image"):
         video._start(session)
     assert not session.state.engine.jobs
 
@@ -168,26 +168,26 @@ def test_the_colors_of_depths_are_those_of_what_is_there():
     assert np.allclose(colorize(depth, 2.0, 5.0, "viridis"), wanted, atol=1e-6)
 
 
-def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photographs(shown):
+def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photos(shown):
     given = shown.cameras
     poses = given.camera_to_world.clone()
     poses[-1, 0, 3] += 0.01
-    with raises_naming(UserError, shown.config.data.path, "other training views"):
+    with raises_mentioning(UserError, shown.config.data.path, "other training views"):
         shown.add_images(replace(given, camera_to_world=poses))
     assert shown.photo is None
     shown.add_images(given)
     assert shown.photo(0).shape == (given.size(0)[1], given.size(0)[0], 3)
 
 
-def test_photographs_are_cut_out_as_they_are_trained(tmp_path):
+def test_photos_are_cut_out_as_they_are_trained(tmp_path):
     """From files as from memory."""
     images = capture_in(tmp_path, [PINHOLE] * 2).images
     masks_in(tmp_path, LEFT)
     poses = torch.tensor(np.stack([image.camera_to_world for image in images]), dtype=torch.float32)
     files = [image.file for image in images]
     masks = [tmp_path / "masks" / file.name for file in files]
-    cameras = Cameras.of_lenses(poses, [PINHOLE] * 2)
-    views = Views(cameras, files, [image_header(file) for file in files], masks, white_ignores=True, cutout=True)
+    cameras = Cameras.from_lenses(poses, [PINHOLE] * 2)
+    views = Views(cameras, files, [image_header(file) for file in files], masks, white_ignores=True, alpha_masks=True)
     background = torch.tensor([0.2, 0.4, 0.6])
     of_files = photos(lambda view: views[[view]].load().image(0), background)
     of_memory = photos(views.load().image, background)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frame: the one similarity between the files' coordinates and the model's, and how far the scene reaches.
+"""SceneTransform: the one similarity between the files' coordinates and the model's, and how far the scene reaches.
 
     model = scale * rotation @ (input - center)
 
 In the model's frame +z is up, the centre of interest is the origin, and its radius is 1, or the box of an object has a
-usual size. Every number that decided something is in `Frame.notes`.
+usual size. Every number that decided something is in `SceneTransform.notes`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 
 from nerfkit.data.capture import Note, notes_of, texts
 from nerfkit.errors import RunError, SceneError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
-Kind = Literal["object", "forward", "inward", "walk-through"]  # see nerfkit.data.scene_transform.find_frame
+Kind = Literal["object", "forward", "inward", "walk-through"]  # see nerfkit.data.scene_transform.find
 SHAPES = {"rotation": (3, 3), "center": (3,), "box": (2, 3), "up": (3,)}
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class SceneTransform:
     """A similarity, and the scene in the frame that it leads to (lengths there are called model units)."""
 
     rotation: np.ndarray  # [3, 3] float64, of determinant 1
@@ -84,23 +84,28 @@ class Frame:
         return msgspec.to_builtins(self, enc_hook=lambda array: array.tolist())
 
     @staticmethod
-    def from_json(content: Any, where: str = "frame") -> Frame:
+    def from_json(content: Any, where: str = "transform") -> SceneTransform:
         """The inverse of `to_json`; raises RunError that names `where` and the key."""
         try:
-            frame = msgspec.convert(content, Frame, dec_hook=lambda _, value: np.array(value, dtype=np.float64))
+            transform = msgspec.convert(
+                content, SceneTransform, dec_hook=lambda _, value: np.array(value, dtype=np.float64)
+            )
         except (msgspec.ValidationError, OverflowError) as error:
-            raise RunError(f"{where} is no frame: {shown(str(error))}") from None
+            raise RunError(f"{where} is no scene transform: {printable(str(error))}") from None
         for name, shape in SHAPES.items():
-            values = getattr(frame, name)
+            values = getattr(transform, name)
             if values.shape != shape or not np.isfinite(values).all():
                 wanted = f"{' x '.join(map(str, shape))} finite numbers"
                 raise RunError(f"{where}: '{name}' must be {wanted}, got {values.tolist()!r:.80}")
-        if np.abs(frame.rotation @ frame.rotation.T - np.eye(3)).max() > 1e-6 or np.linalg.det(frame.rotation) < 0:
+        if (
+            np.abs(transform.rotation @ transform.rotation.T - np.eye(3)).max() > 1e-6
+            or np.linalg.det(transform.rotation) < 0
+        ):
             raise RunError(f"{where}: 'rotation' must have orthogonal unit vectors as rows and not mirror")
-        if abs(np.linalg.norm(frame.up) - 1) > 1e-6:
-            raise RunError(f"{where}: 'up' must have length 1, got {frame.up.tolist()}")
-        check_extent(frame.scale, frame.near, frame.far, frame.box, where, RunError)
-        return frame
+        if abs(np.linalg.norm(transform.up) - 1) > 1e-6:
+            raise RunError(f"{where}: 'up' must have length 1, got {transform.up.tolist()}")
+        check_extent(transform.scale, transform.near, transform.far, transform.box, where, RunError)
+        return transform
 
     @property
     def is_identity(self) -> bool:
@@ -108,18 +113,18 @@ class Frame:
         return self.scale == 1 and not self.center.any() and bool((self.rotation == np.eye(3)).all())
 
 
-def identity_frame(box: np.ndarray, up: tuple[float, float, float] = (0.0, 0.0, 1.0)) -> Frame:
+def identity_transform(box: np.ndarray, up: tuple[float, float, float] = (0.0, 0.0, 1.0)) -> SceneTransform:
     """The frame of an object whose box [2, 3] is stated in the coordinates of its files, which stay as they are.
 
     Raises SceneError for corners out of order.
     """
     near, far = 0.0, 1e10
-    check_extent(1.0, near, far, box, "frame", SceneError)
+    check_extent(1.0, near, far, box, "transform", SceneError)
     notes = notes_of(
         "kind object: its box is stated in the coordinates of the files, which are the model's",
         f"box {corner_text(box)}, near {near:g}, far {far:g}",
     )
-    return Frame(np.eye(3), np.zeros(3), 1.0, "object", near, far, box, unit(up), notes)
+    return SceneTransform(np.eye(3), np.zeros(3), 1.0, "object", near, far, box, unit(up), notes)
 
 
 def check_extent(scale: float, near: float, far: float, box: np.ndarray, where: str, error: type[Exception]) -> None:

@@ -27,7 +27,7 @@ WHITE = torch.ones(3)
 
 
 @dataclass
-class WeakCapture:
+class NoisyCapture:
     """Cameras as they are given, where they really stood, and what they saw."""
 
     given: Cameras  # of the training views
@@ -44,13 +44,13 @@ def poses(n: int) -> Tensor:
     return torch.tensor(np.stack(found), dtype=torch.float32)
 
 
-def capture(seed: int, gains: float = 0.0, degrees: float = 0.0) -> WeakCapture:
+def capture(seed: int, gains: float = 0.0, degrees: float = 0.0) -> NoisyCapture:
     """The balls through a lens with distortion. Each training picture is `gains` brighter or darker, and a third of
     that in each channel (standard deviations of logarithms); its pose is off by `degrees`, and by as much of a radian
     of the distance, rms. The mean of both is none."""
     n = N_TRAIN + N_TEST
-    cameras = Cameras.of_lenses(poses(n), [LENS] * n)
-    straight = Cameras.of_lenses(torch.eye(4)[None, :3], [LENS])
+    cameras = Cameras.from_lenses(poses(n), [LENS] * n)
+    straight = Cameras.from_lenses(torch.eye(4)[None, :3], [LENS])
     local = straight.image_rays(0).directions.unflatten(0, (HEIGHT, WIDTH)).double().numpy()  # [H, W, 3]
     images = torch.tensor(np.stack([trace_directions(p.double().numpy(), local) for p in cameras.camera_to_world]))
     truth = blend(images[N_TRAIN:], WHITE)
@@ -66,10 +66,10 @@ def capture(seed: int, gains: float = 0.0, degrees: float = 0.0) -> WeakCapture:
     axes = rotated(true.camera_to_world[:, :, :3].mT, errors[:, None, :3]).mT
     position = true.positions + DISTANCE * errors[:, 3:]
     given = replace(true, camera_to_world=torch.cat([axes, position[..., None]], dim=-1))
-    return WeakCapture(given, true, images, test, truth)
+    return NoisyCapture(given, true, images, test, truth)
 
 
-def trained(config: Config, of: WeakCapture) -> Trainer:
+def trained(config: Config, of: NoisyCapture) -> Trainer:
     """A training on the capture."""
     config.seed, config.trainer.steps, config.data.background = 0, 400, "random"
     config.trainer.learning_rate = 0.015
@@ -79,7 +79,7 @@ def trained(config: Config, of: WeakCapture) -> Trainer:
     return trainer
 
 
-def score(trainer: Trainer, of: WeakCapture, kind: str = "") -> float:
+def score(trainer: Trainer, of: NoisyCapture, kind: str = "") -> float:
     """Mean PSNR of the test views: as they are, with the light fitted ("cc") or the pose ("aligned")."""
     image_of, found = ImageRenderer(trainer.model, WHITE), []
     for view, truth in enumerate(of.truth):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs in a folder: which there are, which share a lens, and which pairs of them may show the same."""
+"""Photos in a folder: which there are, which share a lens, and which pairs of them may show the same."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ from PIL import Image, ImageOps
 from nerfkit.data.images.pixels import FORMATS, image_header
 from nerfkit.data.readers.folders import list_images, natural_key
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.safe_io import printable
 
 Report = Callable[[str], None]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 OTHERS = (".heic", ".heif", ".tif", ".tiff", ".bmp", ".gif", ".avif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".exr")
-NOT_PHOTOGRAPHS = re.compile(r"masks?|depths?|normals?|sparse|dense|images_[0-9]+")  # sub-folders
+NOT_PHOTOS = re.compile(r"masks?|depths?|normals?|sparse|dense|images_[0-9]+")  # sub-folders
 MAPS = re.compile(r"(.*[._-])?(masks?|depths?|disparity|normals?|conf|confidence)([._-].*)?", re.I)  # stems
-EXHAUSTIVE = 120  # photographs: up to here every pair is matched
-OVERLAP = 10  # neighbours of each photograph of a sequence, and as many powers of two
+EXHAUSTIVE = 120  # photos: up to here every pair is matched
+OVERLAP = 10  # neighbours of each photo of a sequence, and as many powers of two
 STEP = 30  # between the numbers of neighbours in a sequence, at most
 ORDERED = 0.9  # share of neighbours that make a sequence
 MODEL, EXIF_IFD, FOCAL, FOCAL_35MM = 272, 0x8769, 37386, 41989  # tags of EXIF
 
 
 @dataclass(frozen=True)
-class Photograph:
-    """A photograph's header."""
+class Photo:
+    """A photo's header."""
 
     name: str  # in its folder, with / between sub-folders
     bytes: int
-    lens: tuple  # what photographs of one lens have in common: width and height, upright, and what EXIF says of it
+    lens: tuple  # what photos of one lens have in common: width and height, upright, and what EXIF says of it
     is_turned: bool  # the stored pixels are not upright
     is_map: bool  # of depth, by 16 bits of gray, or by its name of that or something else
 
 
 def image_folder(folder: Path) -> Path:
-    """Where the photographs of a given folder are: in its sub-folder images if it has one."""
+    """Where the photos of a given folder are: in its sub-folder images if it has one."""
     return folder / "images" if (folder / "images").is_dir() else folder
 
 
-def find_photographs(folder: Path, report: Report) -> list[Photograph]:
-    """Headers of the photographs in `folder` and its sub-folders, sorted naturally; raises SceneError if < 3."""
+def find_photos(folder: Path, report: Report) -> list[Photo]:
+    """Headers of the photos in `folder` and its sub-folders, sorted naturally; raises SceneError if < 3."""
     names, others, left_out = [], Counter(), {}
     for name in list_images(folder, (*SUFFIXES, *OTHERS)):
         suffix, places = posixpath.splitext(name)[1].lower(), name.split("/")[:-1]
-        if aside := next((depth for depth, place in enumerate(places, 1) if NOT_PHOTOGRAPHS.fullmatch(place)), 0):
+        if aside := next((depth for depth, place in enumerate(places, 1) if NOT_PHOTOS.fullmatch(place)), 0):
             left_out.setdefault("/".join(places[:aside]))
         elif suffix in SUFFIXES:
             names.append(name)
         else:
             others[suffix] += 1
     for place in left_out:
-        report(f"note: the folder {shown(folder / place)} is not searched for photographs")
+        report(f"note: the folder {printable(folder / place)} is not searched for photos")
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
-    unread = f"files that are not read as photographs (convert them to JPEG or PNG): {kinds}"
+    unread = f"files that are not read as photos (convert them to JPEG or PNG): {kinds}"
     if others:
         report(f"note: {unread}")
     found = [read_header(folder, name) for name in sorted(names, key=natural_key)]
     maps = [photo.name for photo in found if photo.is_map]
     if 0 < len(maps) < len(found):
         found = [photo for photo in found if not photo.is_map]
-        report(f"note: {len(maps)} masks or maps of depth are not used as photographs (the first: {shown(maps[0])})")
+        report(f"note: {len(maps)} masks or maps of depth are not used as photos (the first: {printable(maps[0])})")
     if len(found) < 3:
-        too_few = f"{shown(folder)} holds {len(found)} photographs, but camera poses need at least 3"
+        too_few = f"{printable(folder)} holds {len(found)} photos, but camera poses need at least 3"
         raise SceneError(f"data.path: {too_few}" + (f"; it has {unread}" if others else ""))
     if all(photo.lens[0] == 2 * photo.lens[1] for photo in found):
-        report("note: the photographs are twice as wide as high: split panoramas into pinhole views first")
+        report("note: the photos are twice as wide as high: split panoramas into pinhole views first")
     return found
 
 
@@ -93,7 +93,7 @@ def counts_up(names: list[str]) -> bool:
 
 
 def save_upright(file: Path, to: Path) -> None:
-    """Save a photograph as COLMAP reads it: upright, as JPEG with the rest of its EXIF if it is one, or else as PNG."""
+    """Save a photo as COLMAP reads it: upright, as JPEG with the rest of its EXIF if it is one, or else as PNG."""
     with Image.open(file, formats=FORMATS) as image:
         upright = ImageOps.exif_transpose(image)
         if image.format in ("JPEG", "MPO"):
@@ -102,11 +102,11 @@ def save_upright(file: Path, to: Path) -> None:
             upright.convert("RGB").save(to, "PNG", compress_level=1)
 
 
-def read_header(folder: Path, name: str) -> Photograph:
-    """The header of one photograph; raises SceneError if it could not be trained on."""
+def read_header(folder: Path, name: str) -> Photo:
+    """The header of one photo; raises SceneError if it could not be trained on."""
     file = folder / name
     if not name.isprintable():
-        raise SceneError(f"image {shown(file)} has a name with characters that cannot be printed; rename it")
+        raise SceneError(f"image {printable(file)} has a name with characters that cannot be printed; rename it")
     header = image_header(file)
     lens = [header.width, header.height]
     try:
@@ -119,4 +119,4 @@ def read_header(folder: Path, name: str) -> Photograph:
     except Exception:  # Pillow raises nearly anything for a broken EXIF; without one the size alone tells lenses apart
         pass
     is_map = header.bits == 16 or MAPS.fullmatch(file.stem) is not None
-    return Photograph(name, file.stat().st_size, tuple(lens), header.turn != 1, is_map)
+    return Photo(name, file.stat().st_size, tuple(lens), header.turn != 1, is_map)

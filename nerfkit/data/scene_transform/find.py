@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from nerfkit.data.capture import Capture, Note, Points, PosedImage, notes_of
-from nerfkit.data.scene_transform.doubts import Silhouettes, share_of_rays
-from nerfkit.data.scene_transform.frame import Frame, check_extent, corner_text, unit, vector_text
+from nerfkit.data.scene_transform.diagnostics import Silhouettes, share_of_rays
 from nerfkit.data.scene_transform.rig import Found, Rig, find_up, half_tangents, measure, observed_depths
+from nerfkit.data.scene_transform.transform import SceneTransform, check_extent, corner_text, unit, vector_text
 from nerfkit.errors import SceneError
 
 UP = np.array([0.0, 0, 1])  # of the model's frame
@@ -51,7 +51,7 @@ INSIDE = 0.95  # share of points inside the box below which there is a warning
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class FrameInputs:
     """What a frame is found from, in the input's frame and units."""
 
     rig: Rig
@@ -70,9 +70,9 @@ class Evidence:
             return math.sqrt(self.bounds[:, 0].min() * self.bounds[:, 1].max()), "geometric mean of the bounds"
         return None
 
-    def cloud(self, frame: Frame) -> np.ndarray | None:
+    def cloud(self, transform: SceneTransform) -> np.ndarray | None:
         """The points [P, 3] in the model's frame."""
-        return None if self.points is None else frame.to_model(self.points.positions)
+        return None if self.points is None else transform.to_model(self.points.positions)
 
     def describe(self) -> list[str]:
         """What there is, in lines of text."""
@@ -97,7 +97,9 @@ class Evidence:
         return lines
 
 
-def find_frame(capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False) -> Frame:
+def find_scene_transform(
+    capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False
+) -> SceneTransform:
     """The frame of a capture; near and far follow from the images called `training` alone, from all without any.
 
     Poses that leave something open are no error: a note says what was assumed.
@@ -110,21 +112,21 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
     depths = np.zeros(0) if points is None else observed_depths(rig.poses, points, used, tangents)
     bounds = [image.bounds for image, counts in zip(images, used, strict=True) if counts and image.bounds]
     bounds = np.array(bounds, dtype=np.float64).reshape(-1, 2)
-    evidence = Evidence(rig, used, tangents, points, depths, bounds[(bounds > 0).all(1)])
-    kind, why = _kind(evidence, has_alpha)
+    inputs = FrameInputs(rig, used, tangents, points, depths, bounds[(bounds > 0).all(1)])
+    kind, why = _kind(inputs, has_alpha)
     up = find_up(rig) if capture.up is None else Found(unit(capture.up), "given")
-    center = _center(evidence, kind)
-    radius = _radius(evidence, kind, center.value)
-    frame = Frame(
+    center = _center(inputs, kind)
+    radius = _radius(inputs, kind, center.value)
+    transform = SceneTransform(
         _rotation(rig, up.value), center.value, 1 / radius.value, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy()
     )
     reach, of_unit = 1.0, " (1 model unit)"  # the radius in model units
     if kind == "object":
-        reach = USUAL_SIDE / float(np.ptp(_object_box(frame, evidence, reach)[0], axis=0).max())
-        frame = replace(frame, scale=reach / radius.value)
+        reach = USUAL_SIDE / float(np.ptp(_object_box(transform, inputs, reach)[0], axis=0).max())
+        transform = replace(transform, scale=reach / radius.value)
         of_unit = f" ({reach:.4g} model units, of which the box is {USUAL_SIDE:g} long)"
     lines: list[str | Note] = [
-        *evidence.describe(),
+        *inputs.describe(),
         f"kind {kind}: {why}",
         f"up {vector_text(up.value)} in the input: {up.why}",
         f"center {vector_text(center.value)} in the input: {center.why}",
@@ -138,16 +140,16 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
             "give sparse points, or data.box around what the cameras see"
         )
         lines.append(Note("warning", text))
-    return _with_extent(frame, evidence, lines, reach)
+    return _with_extent(transform, inputs, lines, reach)
 
 
-def _kind(evidence: Evidence, has_alpha: bool) -> tuple[str, str]:
+def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
     """The kind, and the test that decided."""
     if has_alpha:
         return "object", "the images have alpha, or are cut out"
-    rig, away = evidence.rig, evidence.rig.baselines_away
-    if rig.focus is None and rig.baseline > 0 and evidence.middle is not None:
-        away = evidence.middle[0] / rig.baseline
+    rig, away = inputs.rig, inputs.rig.baselines_away
+    if rig.focus is None and rig.baseline > 0 and inputs.middle is not None:
+        away = inputs.middle[0] / rig.baseline
     numbers = f"dots of viewing directions {rig.low_dot:.2f} (5 % quantile), distance/baseline {away:.2f}"
     moved = rig.focus is not None or rig.along < 0.9  # not only along parallel axes
     if rig.low_dot > FORWARD_DOT and away > FORWARD_BASELINES and moved:
@@ -158,17 +160,17 @@ def _kind(evidence: Evidence, has_alpha: bool) -> tuple[str, str]:
     return "walk-through", f"{numbers}: neither forward nor inward"
 
 
-def _center(evidence: Evidence, kind: str) -> Found:
+def _center(inputs: FrameInputs, kind: str) -> Found:
     """The centre [3] in the input's frame."""
-    rig = evidence.rig
+    rig = inputs.rig
     is_seen = rig.focus is not None and rig.in_front >= INWARD_SHARE
     if is_seen and rig.baselines_away < CENTER_BASELINES:
         return Found(rig.focus, "focus point")
     if kind != "forward" or rig.alignment < 1e-6:
         return Found(rig.mean_position, "mean position of the cameras")
     ahead = rig.directions.mean(0) / rig.alignment
-    if evidence.middle is not None:
-        depth, what = evidence.middle
+    if inputs.middle is not None:
+        depth, what = inputs.middle
         return Found(rig.mean_position + depth * ahead, f"on the mean axis at {depth:.4g}, {what}")
     if is_seen and rig.baseline > 0:
         return Found(rig.focus, "focus point")
@@ -176,13 +178,13 @@ def _center(evidence: Evidence, kind: str) -> Found:
     return Found(rig.mean_position + depth * ahead, f"a guess, {depth:.4g} ahead on the mean axis", is_guess=True)
 
 
-def _radius(evidence: Evidence, kind: str, center: np.ndarray) -> Found:
+def _radius(inputs: FrameInputs, kind: str, center: np.ndarray) -> Found:
     """What is 1 in the model's frame [input units]."""
-    distances = np.linalg.norm(evidence.rig.positions - center, axis=1)
-    tiny = 1e-9 * np.abs(evidence.rig.positions).max()
-    depth, what = evidence.middle or (float(distances.mean()), "distance of the center")
+    distances = np.linalg.norm(inputs.rig.positions - center, axis=1)
+    tiny = 1e-9 * np.abs(inputs.rig.positions).max()
+    depth, what = inputs.middle or (float(distances.mean()), "distance of the center")
     if kind == "forward" and depth > tiny:
-        tangent = float(np.median(evidence.tangents[:, 0]))
+        tangent = float(np.median(inputs.tangents[:, 0]))
         return Found(tangent * depth, f"half an image's width ({tangent:.2f} at depth 1) at {depth:.4g}, {what}")
     reach = float(np.quantile(distances, RADIUS_QUANTILE))
     if reach > tiny:
@@ -212,21 +214,23 @@ def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:
     return np.stack([east, np.cross(up, east), up])
 
 
-def _with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note], reach: float) -> Frame:
-    """`frame` with near, far, box and notes; `reach` is the radius in model units."""
-    cloud = evidence.cloud(frame)
-    near = NEAR_PATH if frame.kind == "walk-through" else NEAR_RADIUS
+def _with_extent(
+    transform: SceneTransform, inputs: FrameInputs, lines: list[str | Note], reach: float
+) -> SceneTransform:
+    """`transform` with near, far, box and notes; `reach` is the radius in model units."""
+    cloud = inputs.cloud(transform)
+    near = NEAR_PATH if transform.kind == "walk-through" else NEAR_RADIUS
     why = f"{near:g} of the radius, as there are neither points nor bounds"
     near *= reach
-    if len(evidence.bounds):
-        near, why = evidence.bounds[:, 0].min() * BOUNDS_FACTORS[0] * frame.scale, "0.9 x the nearest bound"
-    elif len(evidence.depths):
-        near = NEAR_FACTOR * np.quantile(evidence.depths, EXTREME) * frame.scale
+    if len(inputs.bounds):
+        near, why = inputs.bounds[:, 0].min() * BOUNDS_FACTORS[0] * transform.scale, "0.9 x the nearest bound"
+    elif len(inputs.depths):
+        near = NEAR_FACTOR * np.quantile(inputs.depths, EXTREME) * transform.scale
         why = "0.5 x the 0.1 % quantile of depths"
     near = float(near)
     lines.append(f"near {near:.4g} model units: {why}")
-    box, box_why = _object_box(frame, evidence, reach) if frame.kind == "object" else _unbounded_box(cloud)
-    far, far_why = _far(frame, evidence, box)
+    box, box_why = _object_box(transform, inputs, reach) if transform.kind == "object" else _unbounded_box(cloud)
+    far, far_why = _far(transform, inputs, box)
     if far <= near:
         text = (
             f"near, {near:.4g} model units ({why}), lies beyond all else, which ends at {far:.4g} "
@@ -235,44 +239,44 @@ def _with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note], reac
         lines.append(Note("warning", text))
         far, far_why = 2 * near, "twice near, which lies beyond all else"
     lines.append(f"far {far:.4g} model units: {far_why}")
-    if frame.kind == "forward":
-        box, box_why = _forward_box(frame, evidence, near, far)
+    if transform.kind == "forward":
+        box, box_why = _forward_box(transform, inputs, near, far)
     lines.append(f"box {corner_text(box)} in the model's frame: {box_why}")
-    check_extent(frame.scale, near, far, box, "frame", SceneError)
+    check_extent(transform.scale, near, far, box, "transform", SceneError)
     if cloud is not None:
         share = float(((cloud >= box[0]) & (cloud <= box[1])).all(1).mean())
         lines.append(f"inside of the box: {share:.1%} of {len(cloud)} points")
         if share < INSIDE:
             lines.append(Note("warning", f"{1 - share:.0%} of the points lie outside of the box; is it the scene's?"))
-    return replace(frame, near=near, far=far, box=box, notes=notes_of(*lines))
+    return replace(transform, near=near, far=far, box=box, notes=notes_of(*lines))
 
 
-def _far(frame: Frame, evidence: Evidence, box: np.ndarray) -> tuple[float, str]:
-    if len(evidence.bounds):
-        return float(evidence.bounds[:, 1].max()) * BOUNDS_FACTORS[1] * frame.scale, "1.2 x the farthest bound"
-    if frame.kind == "object":
-        eyes = frame.to_model(evidence.rig.positions)
+def _far(transform: SceneTransform, inputs: FrameInputs, box: np.ndarray) -> tuple[float, str]:
+    if len(inputs.bounds):
+        return float(inputs.bounds[:, 1].max()) * BOUNDS_FACTORS[1] * transform.scale, "1.2 x the farthest bound"
+    if transform.kind == "object":
+        eyes = transform.to_model(inputs.rig.positions)
         reach = np.maximum(np.abs(eyes - box[0]), np.abs(eyes - box[1]))  # [V, 3] to the farthest corner
         return float(np.linalg.norm(reach, axis=1).max()), "largest distance of a camera from a corner of the box"
-    if frame.kind == "forward" and len(evidence.depths):
-        depth = float(np.quantile(evidence.depths, 1 - EXTREME))
-        return BOUNDS_FACTORS[1] * depth * frame.scale, "1.2 x the 99.9 % quantile of depths"
+    if transform.kind == "forward" and len(inputs.depths):
+        depth = float(np.quantile(inputs.depths, 1 - EXTREME))
+        return BOUNDS_FACTORS[1] * depth * transform.scale, "1.2 x the 99.9 % quantile of depths"
     return FAR_RADIUS, f"{FAR_RADIUS:g} radii, as nothing limits the scene"
 
 
-def _object_box(frame: Frame, evidence: Evidence, radius: float) -> tuple[np.ndarray, str]:
+def _object_box(transform: SceneTransform, inputs: FrameInputs, radius: float) -> tuple[np.ndarray, str]:
     """Around the points; without any, around what the cameras are around, whose `radius` is in model units."""
-    if (cloud := evidence.cloud(frame)) is not None:
-        tracked = cloud[evidence.points.track_lengths >= TRACK]
+    if (cloud := inputs.cloud(transform)) is not None:
+        tracked = cloud[inputs.points.track_lengths >= TRACK]
         used, what = (tracked, f"points seen by {TRACK} or more") if len(tracked) >= 4 else (cloud, "points")
         box = np.quantile(used, (0.005, 0.995), axis=0)
         sides = box[1] - box[0]
         if sides.max() > 0:
             grow = GROWN * np.maximum(sides, GROWN * sides.max())  # of flat things, too, the box is one
             return box + [-grow, grow], f"0.5 to 99.5 % of {what}, longer by {GROWN:.0%} at either end"
-    if len(evidence.bounds):
-        distances = np.linalg.norm(evidence.rig.positions - frame.center, axis=1)
-        reach = frame.scale * max(distances.max() - evidence.bounds[:, 0].min(), 0) * 1.1
+    if len(inputs.bounds):
+        distances = np.linalg.norm(inputs.rig.positions - transform.center, axis=1)
+        reach = transform.scale * max(distances.max() - inputs.bounds[:, 0].min(), 0) * 1.1
         if 0 < reach < radius:
             return _cube(reach), "1.1 x the way from the nearest bound to the center, seen from the farthest camera"
     return _cube(radius), "the radius, as there are no points"
@@ -290,10 +294,10 @@ def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
     return _cube(half), f"a cube, 1.1 x the {reach:.3g} that holds 99 % of the points, at least {lowest:g}"
 
 
-def _forward_box(frame: Frame, evidence: Evidence, near: float, far: float) -> tuple[np.ndarray, str]:
+def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, far: float) -> tuple[np.ndarray, str]:
     """Around the training cameras' frusta between `near` and `far`, clipped."""
-    poses = frame.to_model(evidence.rig.poses[evidence.training])
-    width, height = evidence.tangents[evidence.training].T
+    poses = transform.to_model(inputs.rig.poses[inputs.training])
+    width, height = inputs.tangents[inputs.training].T
     signs = np.array([[-1.0, -1], [-1, 1], [1, -1], [1, 1]])  # of the corners
     rays = np.stack([np.outer(width, signs[:, 0]), np.outer(height, signs[:, 1]), -np.ones((len(poses), 4))], axis=-1)
     rays = np.einsum("vij,vcj->vci", poses[:, :, :3], rays)  # [V, 4, 3] of depth 1
@@ -307,36 +311,43 @@ def _cube(half: float) -> np.ndarray:
     return np.array([[-half] * 3, [half] * 3])
 
 
-def with_its_box(frame: Frame, images: Sequence[PosedImage], silhouettes: Silhouettes) -> Frame:
-    """`frame` of an object, or one in which its box holds what the `silhouettes` of some of the images show.
+def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhouettes: Silhouettes) -> SceneTransform:
+    """`transform` of an object, or one in which its box holds what the `silhouettes` of some of the images show.
 
     It stays as it is where its box does, and is not of another unit.
     """
     seen = [
-        replace(image, camera_to_world=frame.to_model(image.camera_to_world))
+        replace(image, camera_to_world=transform.to_model(image.camera_to_world))
         for image in images
         if image.name in silhouettes and silhouettes[image.name].any()
     ]
     rig = measure(np.stack([image.camera_to_world for image in seen])) if seen else None
     if rig is None or rig.focus is None:
-        return frame
-    held, side = share_of_rays(seen, frame.box, silhouettes), np.ptp(frame.box, axis=0).max()
+        return transform
+    held, side = share_of_rays(seen, transform.box, silhouettes), np.ptp(transform.box, axis=0).max()
     if held >= HELD and max(_size(image, silhouettes[image.name], rig.focus) for image in seen) >= SMALL * side:
-        return frame
+        return transform
     hull = _hull(seen, silhouettes, rig)
     if hull is None or share_of_rays(seen, hull, silhouettes) < HELD:
         text = f"the box meets {held:.1%} of the object's rays, and alpha leads to no other; give data.box"
-        return replace(frame, notes=(*frame.notes, Note("warning", text)))
+        return replace(transform, notes=(*transform.notes, Note("warning", text)))
     center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
     box = scale * (hull - center)
-    unit = {"center": frame.to_input(center), "scale": scale * frame.scale, "near": scale * frame.near, "far": FAR}
+    unit = {
+        "center": transform.to_input(center),
+        "scale": scale * transform.scale,
+        "near": scale * transform.near,
+        "far": FAR,
+    }
     longest = float(np.ptp(hull, axis=0).max())
     text = (
         f"kind object: alpha in {len(seen)} images shows it around {vector_text(unit['center'])} in the input, "
-        f"{longest / frame.scale:.4g} long; that is the box {corner_text(box)}, for the usual one meets {held:.1%} of "
-        f"its rays, and is {side / longest:.2g} times as long"
+        f"{longest / transform.scale:.4g} long; that is the box {corner_text(box)}, for the usual one meets {held:.1%} "
+        f"of its rays, and is {side / longest:.2g} times as long"
     )
-    return replace(frame, **unit, box=box, notes=(*(() if frame.is_identity else frame.notes), Note("info", text)))
+    return replace(
+        transform, **unit, box=box, notes=(*(() if transform.is_identity else transform.notes), Note("info", text))
+    )
 
 
 def _size(image: PosedImage, silhouette: np.ndarray, focus: np.ndarray) -> float:

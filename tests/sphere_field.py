@@ -13,15 +13,15 @@ from nerfkit.commands import export
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.readers.transforms.cameras_json import to_json
-from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import composite_samples
 from nerfkit.model.registry import build_model, register_model
 from nerfkit.model.sampling import build_sampler
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.folder import RunFolder, RunScene
+from tests.camera_layouts import look_at
 from tests.processes import run_main
-from tests.rigs import look_at
 
 CENTER, RADIUS, HOLLOW = np.array([0.1, -0.05, 0.15]), 0.5, 0.25  # model frame
 SPECK, SPECK_RADIUS = np.array([-0.6, 0.6, 0.5]), 0.1
@@ -63,12 +63,12 @@ class Shell(Balls):
         return SHELL_DENSITY * shell + self.amount * torch.sigmoid((CORE - r) / EDGE)
 
 
-def frame() -> Frame:
+def frame() -> SceneTransform:
     """A similarity that is none of the simple ones."""
     rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
     rotation *= np.sign(np.linalg.det(rotation))
     box = np.array(BOX).reshape(2, 3)
-    return Frame(rotation, np.array([10.0, -20, 5]), 0.25, "inward", 0.0, 9.0, box, np.array([0.0, 0, 1]))
+    return SceneTransform(rotation, np.array([10.0, -20, 5]), 0.25, "inward", 0.0, 9.0, box, np.array([0.0, 0, 1]))
 
 
 def cameras(n: int = 14, size: tuple[int, int] = (44, 40)) -> Cameras:
@@ -84,21 +84,21 @@ def config(space: str = "box", box: tuple[float, ...] = BOX) -> Config:
     config = Config()
     config.model.kind, config.data.box, config.device = "balls", box, "cpu"
     config.sampling.kind, config.sampling.far = space, 20.0
-    config.sampling.step, config.sampling.occupancy_resolution = 0.01, 32
+    config.sampling.step_size, config.sampling.occupancy_resolution = 0.01, 32
     return config
 
 
 def write_run(path: Path, amount: float = DENSITY, turned: bool = True, kind: str = "balls", **changes) -> Path:
     """A run folder of the field."""
-    folder, views, of_run = RunFolder.for_new_run(path), cameras(), config(**changes)
-    of_run.model.kind = kind
+    folder, views, from_run = RunFolder.for_new_run(path), cameras(), config(**changes)
+    from_run.model.kind = kind
     splits = {
         "train": to_json(views, [f"photo_{index}" for index in range(len(views))]),
         "test": to_json(views[:2], ["held_out_0", "held_out_1"]),
     }
-    folder.start(of_run, RunScene("balls", (0.0, 0.0, 1.0), splits, frame().to_json() if turned else None))
+    folder.start(from_run, RunScene("balls", (0.0, 0.0, 1.0), splits, frame().to_json() if turned else None))
     torch.manual_seed(0)
-    model = build_model(of_run)
+    model = build_model(from_run)
     with torch.no_grad():
         model.amount.fill_(amount)
         model.update(0)

@@ -10,17 +10,19 @@ import pytest
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.scene_transform import find_frame as frames
-from nerfkit.data.scene_transform.frame import Frame, identity_frame
+from nerfkit.data.scene_transform import find as frames
+from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.errors import RunError, SceneError
-from tests.naming import raises_naming
-from tests.rigs import KIND_OF, RIGS, cloud, grid, look_at, moved, ring, similarity
+from tests.camera_layouts import KIND_OF, LAYOUTS, cloud, grid, look_at, moved, ring, similarity
+from tests.naming import raises_mentioning
 
 BOX = np.array([[-1.0, -2, -3], [1, 2, 3]])
 CENTERS = {"ring": (0, 0, 0.5), "half ring": (0, 0, 0.5), "grid": (0, 9, 0), "corridor": (15, 0, 1.6)}
 
 
-def find_frame(poses, points=None, bounds=None, training=None, has_alpha: bool = False, up=None) -> Frame:
+def find_scene_transform(
+    poses, points=None, bounds=None, training=None, has_alpha: bool = False, up=None
+) -> SceneTransform:
     """The frame of cameras at `poses` [V, 3, 4], with `bounds` [V, 2] of their depths; `training` [V] bool."""
     lens = Lens("PINHOLE", (100.0, 100.0, 60.0, 60.0), 120, 120)
     images = [
@@ -28,10 +30,10 @@ def find_frame(poses, points=None, bounds=None, training=None, has_alpha: bool =
         for k, pose in enumerate(poses)
     ]
     names = None if training is None else [str(k) for k in np.flatnonzero(training)]
-    return frames.find_frame(Capture("toy", "colmap", images, points, up), names, has_alpha)
+    return frames.find_scene_transform(Capture("toy", "colmap", images, points, up), names, has_alpha)
 
 
-def check_sane(frame: Frame) -> None:
+def check_sane(frame: SceneTransform) -> None:
     """No NaN anywhere, a rotation, and room to see something in."""
     numbers = [frame.rotation, frame.center, frame.scale, frame.near, frame.far, frame.box, frame.up]
     assert all(np.isfinite(number).all() for number in numbers), frame.notes
@@ -43,12 +45,12 @@ def check_sane(frame: Frame) -> None:
     assert all(any(text.startswith(word) for _, text in frame.notes) for word in words)
 
 
-@pytest.mark.parametrize("name", RIGS)
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("with_points", [False, True])
 def test_kinds(name: str, with_points: bool):
-    poses = RIGS[name]
+    poses = LAYOUTS[name]
     points = cloud(CENTERS[name], 0.5, len(poses)) if with_points else None
-    frame = find_frame(poses, points)
+    frame = find_scene_transform(poses, points)
     check_sane(frame)
     assert frame.kind == KIND_OF[name], frame.notes
     if name != "grid":
@@ -60,23 +62,23 @@ def test_kinds(name: str, with_points: bool):
         assert ((frame.to_model(points.positions) >= frame.box[0]).all(1)).mean() > 0.95 and not frame.warnings()
 
 
-@pytest.mark.parametrize("name", RIGS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_similarity_of_the_input_changes_nothing(name: str):
-    poses, change = RIGS[name], similarity(0)
+    poses, change = LAYOUTS[name], similarity(0)
     points = cloud((0, 5, 0), 0.4, len(poses))
     other_points = replace(points, positions=moved(points.positions, change))
     for used, other_used in ((None, None), (points, other_points)):
-        frame, other = find_frame(poses, used), find_frame(moved(poses, change), other_used)
+        frame, other = find_scene_transform(poses, used), find_scene_transform(moved(poses, change), other_used)
         assert frame.kind == other.kind
         assert np.abs(frame.to_model(poses) - other.to_model(moved(poses, change))).max() < 1e-6
         assert (frame.near, frame.far) == pytest.approx((other.near, other.far), rel=1e-6)
         assert np.abs(frame.box - other.box).max() < 1e-6
 
 
-@pytest.mark.parametrize("name", RIGS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_round_trip(name: str):
-    poses = moved(RIGS[name], similarity(7))
-    frame = find_frame(poses)
+    poses = moved(LAYOUTS[name], similarity(7))
+    frame = find_scene_transform(poses)
     assert np.abs(frame.to_input(frame.to_model(poses)) - poses).max() < 1e-9
     points = poses[:, :, 3]
     assert np.abs(frame.to_input(frame.to_model(points[0])) - points[0]).max() < 1e-9
@@ -90,8 +92,8 @@ def test_round_trip(name: str):
 
 
 def test_json():
-    for frame in (find_frame(RIGS["corridor"]), identity_frame(BOX)):
-        again = Frame.from_json(json.loads(json.dumps(frame.to_json(), allow_nan=False)))
+    for frame in (find_scene_transform(LAYOUTS["corridor"]), identity_transform(BOX)):
+        again = SceneTransform.from_json(json.loads(json.dumps(frame.to_json(), allow_nan=False)))
         assert again.to_json() == frame.to_json() and again.notes == frame.notes
         assert np.array_equal(again.to_model(ring()), frame.to_model(ring()))
 
@@ -110,21 +112,21 @@ EDITS = {
 
 
 def test_bad_json():
-    content = find_frame(RIGS["ring"]).to_json()
+    content = find_scene_transform(LAYOUTS["ring"]).to_json()
     without = {name: value for name, value in content.items() if name != "up"}
     edits = [(key, content | {key: value}) for key, values in EDITS.items() for value in values]
     for key, broken in (*edits, ("up", without), ("object", [])):
-        with raises_naming(RunError, key, "run.json"):
-            Frame.from_json(broken, "run.json")
+        with raises_mentioning(RunError, key, "run.json"):
+            SceneTransform.from_json(broken, "run.json")
 
 
 def test_identity_changes_no_bit():
     poses = np.concatenate([ring(), -0.0 * ring()])
     for what in (poses, poses[:, :, 3]):
-        frame = identity_frame(BOX)
+        frame = identity_transform(BOX)
         assert frame.to_model(what).tobytes() == what.tobytes() == frame.to_input(what).tobytes()
     with pytest.raises(SceneError, match="box"):
-        identity_frame(BOX[::-1])
+        identity_transform(BOX[::-1])
 
 
 def same_way(eyes: list) -> np.ndarray:
@@ -165,7 +167,7 @@ def test_degenerate_cameras(name: str):
     for points in (None, few, untracked, one_place, none):
         for bounds in (None, np.tile([2.0, 9], (len(poses), 1)), np.tile([0.0, 9], (len(poses), 1))):
             for has_alpha in (False, True):
-                frame = find_frame(poses, points, bounds, has_alpha=has_alpha)
+                frame = find_scene_transform(poses, points, bounds, has_alpha=has_alpha)
                 check_sane(frame)
     error = np.abs(frame.to_input(frame.to_model(poses)) - poses).max()
     assert error < 1e-9 * max(1.0, np.abs(poses).max(), 1 / frame.scale)
@@ -177,40 +179,45 @@ def test_kinds_of_degenerate_cameras():
         "inward": ("three", "rolled"),
         "walk-through": ("two that face each other", "at one point, all around", "collinear along the view"),
     }.items():
-        assert {find_frame(DEGENERATE[name]).kind for name in names} == {kind}
+        assert {find_scene_transform(DEGENERATE[name]).kind for name in names} == {kind}
 
 
 def test_parallel_axes_are_forward_only_if_the_points_are_far():
     poses = DEGENERATE["straight down"]
     far, close = (cloud((3, 10, depth), 0.1, len(poses)) for depth in (-200, -1))
-    assert find_frame(poses, far).kind == "forward" and find_frame(poses, close).kind == "walk-through"
-    assert not find_frame(poses, far).warnings()
-    assert any("how far" in line for line in find_frame(poses).warnings())
+    assert (
+        find_scene_transform(poses, far).kind == "forward" and find_scene_transform(poses, close).kind == "walk-through"
+    )
+    assert not find_scene_transform(poses, far).warnings()
+    assert any("how far" in line for line in find_scene_transform(poses).warnings())
 
 
 def test_up():
     def tilt(poses: np.ndarray) -> float:
         """Degrees between the up that is found and z."""
-        return float(np.degrees(np.arccos(np.clip(find_frame(poses).rotation[2, 2], -1, 1))))
+        return float(np.degrees(np.arccos(np.clip(find_scene_transform(poses).rotation[2, 2], -1, 1))))
 
-    for name in RIGS:
-        assert tilt(RIGS[name]) < 1, name
+    for name in LAYOUTS:
+        assert tilt(LAYOUTS[name]) < 1, name
     assert tilt(DOWN) < 1  # a drone: its up axes cancel, and it looks down
     pitched = look_at(ring()[:, :, 3] + [0, 0, 4.0], np.zeros(3))  # the mean of up axes of half a ring would lean
     assert tilt(pitched[:12]) < 1 < np.degrees(np.arccos(np.linalg.norm(pitched[:12, 2, 1].mean())))
-    assert abs(find_frame(ROLLED).rotation[2, 2]) > 0.99
-    assert any("which way is up" in line for line in find_frame(ROLLED).warnings())
+    assert abs(find_scene_transform(ROLLED).rotation[2, 2]) > 0.99
+    assert any("which way is up" in line for line in find_scene_transform(ROLLED).warnings())
     for up in ((0, 3, 0), (0, 0, 1)):  # of the files
-        assert find_frame(RIGS["ring"], up=up).rotation @ up == pytest.approx([0, 0, np.linalg.norm(up)])
+        assert find_scene_transform(LAYOUTS["ring"], up=up).rotation @ up == pytest.approx([0, 0, np.linalg.norm(up)])
 
 
 def test_near_and_far_follow_from_training_images_alone():
-    poses, n = RIGS["ring"], 30
+    poses, n = LAYOUTS["ring"], 30
     bounds = np.tile([2.0, 5.0], (n, 1))
     bounds[3], bounds[4] = (0.1, 5), (2, 70)
     training = np.ones(n, dtype=bool)
     training[[3, 4]] = False
-    every, some = find_frame(poses, bounds=bounds), find_frame(poses, bounds=bounds, training=training)
+    every, some = (
+        find_scene_transform(poses, bounds=bounds),
+        find_scene_transform(poses, bounds=bounds, training=training),
+    )
     assert every.near == pytest.approx(0.09 * every.scale) and every.far == pytest.approx(84 * every.scale)
     assert some.near == pytest.approx(1.8 * some.scale) and some.far == pytest.approx(6 * some.scale)
     assert np.array_equal(some.to_model(poses), every.to_model(poses))
@@ -218,24 +225,26 @@ def test_near_and_far_follow_from_training_images_alone():
     close = poses[3, :, 3] - 0.01 * poses[3, :, 2]  # right in front of camera 3, which alone sees it
     more = (np.tile(close, (50, 1)), np.zeros((50, 3), np.uint8), np.ones(50, int), np.full(50, 3))
     points = Points(*(np.concatenate([getattr(points, f.name), x]) for f, x in zip(fields(Points), more, strict=True)))
-    every, some = find_frame(poses, points), find_frame(poses, points, training=training)
+    every, some = find_scene_transform(poses, points), find_scene_transform(poses, points, training=training)
     assert every.near == pytest.approx(0.005 * every.scale) and some.near > 0.3
-    assert find_frame(poses, points, training=np.zeros(n, dtype=bool)).near == every.near, "all, where there are none"
+    assert find_scene_transform(poses, points, training=np.zeros(n, dtype=bool)).near == every.near, (
+        "all, where there are none"
+    )
 
 
 def test_box_of_an_object():
-    poses = RIGS["ring"]
+    poses = LAYOUTS["ring"]
     points = cloud((0, 0, 0.5), 0.2, 30, n=4000)
     stray = points.positions.copy()
     stray[points.track_lengths == 2] += 40  # seen by two: not trusted
-    frame = find_frame(poses, replace(points, positions=stray), has_alpha=True)
+    frame = find_scene_transform(poses, replace(points, positions=stray), has_alpha=True)
     assert frame.kind == "object" and np.abs(frame.to_input(frame.box) - [0, 0, 0.5]).max() < 1.3
     assert any("points lie outside" in line for line in frame.warnings())
     flat = replace(points, positions=points.positions * [1, 1, 0])
-    check_sane(find_frame(poses, flat, has_alpha=True))
-    frame = find_frame(poses, has_alpha=True)
+    check_sane(find_scene_transform(poses, flat, has_alpha=True))
+    frame = find_scene_transform(poses, has_alpha=True)
     assert np.allclose(frame.box, [[-1.2] * 3, [1.2] * 3]), "as long as the box of any object"
-    small = find_frame(poses, cloud((0, 0, 0.5), 0.01, 30, n=4000), has_alpha=True)
+    small = find_scene_transform(poses, cloud((0, 0, 0.5), 0.01, 30, n=4000), has_alpha=True)
     assert np.ptp(small.box, axis=0).max() == pytest.approx(2.4)
     eyes = frame.to_model(poses)[:, :, 3]
     assert frame.far >= np.linalg.norm(eyes - frame.box[0], axis=1).max() - 1e-12
@@ -244,9 +253,9 @@ def test_box_of_an_object():
 def test_box_of_a_forward_scene_holds_what_the_cameras_see():
     poses = grid()
     points = cloud((0, 9, 0), 0.5, len(poses))
-    frame = find_frame(poses, points)
+    frame = find_scene_transform(poses, points)
     seen = np.array([[0.0, frame.distance_to_input(frame.near) + 0.01, 0], [1, 9, 1], [-2, 10, 1]])
     inside = frame.to_model(seen)
     assert (inside >= frame.box[0]).all() and (inside <= frame.box[1]).all()
     everywhere = np.tile([1.0, 1e6], (len(poses), 1))
-    assert np.abs(find_frame(poses, bounds=everywhere).box).max() <= 4
+    assert np.abs(find_scene_transform(poses, bounds=everywhere).box).max() <= 4

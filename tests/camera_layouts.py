@@ -40,7 +40,7 @@ def corridor(n: int = 40, length: float = 30.0) -> np.ndarray:
     return look_at(eyes, eyes + np.stack([np.cos(turn), np.sin(turn), -0.1 * np.cos(x)], axis=1))
 
 
-RIGS = {"ring": ring(), "half ring": ring(25, 0.3, 0.3 + np.pi), "grid": grid(), "corridor": corridor()}
+LAYOUTS = {"ring": ring(), "half ring": ring(25, 0.3, 0.3 + np.pi), "grid": grid(), "corridor": corridor()}
 KIND_OF = {"ring": "inward", "half ring": "inward", "grid": "forward", "corridor": "walk-through"}
 
 

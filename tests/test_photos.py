@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs and videos without poses: when they are looked for, of what, and what is left where that fails."""
+"""Photos and videos without poses: when they are looked for, of what, and what is left where that fails."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +13,9 @@ from nerfkit.commands import inspect
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.sfm import extract_frames, mapping, solve
-from nerfkit.data.sfm.photographs import choose_pairs, find_photographs
+from nerfkit.data.sfm.photos import choose_pairs, find_photos
 from nerfkit.errors import SceneError
-from tests.naming import assert_names, raises_naming
+from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import PINHOLE, capture_in, colmap_in
 from tests.processes import run_main
 from tests.toy_scene import look_at
@@ -23,7 +23,7 @@ from tests.toy_scene import look_at
 TURNED, MODEL = 274, 272  # tags of EXIF
 
 
-def photographs_in(folder: Path) -> Path:
+def photos_in(folder: Path) -> Path:
     """Of one phone, upright, turned and cropped; of another one; drawings without EXIF."""
     (folder / "more").mkdir(parents=True)
     for name, size, turn, model in (
@@ -41,7 +41,7 @@ def photographs_in(folder: Path) -> Path:
 
 @pytest.fixture
 def registers(monkeypatch) -> list[int]:
-    """How many photographs get a pose, the next time last; without a number it is as with Ctrl-C."""
+    """How many photos get a pose, the next time last; without a number it is as with Ctrl-C."""
     counts = []
 
     def largest_model(folder, found, *others):
@@ -60,24 +60,24 @@ def registers(monkeypatch) -> list[int]:
 
 
 def test_poses_are_looked_for_where_there_are_none(tmp_path, registers):
-    for place in (photographs_in(tmp_path / "photos"), photographs_in(tmp_path / "scene" / "images").parent):
+    for place in (photos_in(tmp_path / "photos"), photos_in(tmp_path / "scene" / "images").parent):
         with pytest.raises(KeyboardInterrupt):
             load_capture(str(place))
     posed = colmap_in(tmp_path / "several" / "posed", [PINHOLE] * 3)
     assert load_capture(str(posed)).format == "colmap"
-    with raises_naming(SceneError, "data.path", posed / "images", posed):
+    with raises_mentioning(SceneError, "data.path", posed / "images", posed):
         load_capture(str(posed / "images"))
-    with raises_naming(SceneError, "data.path", posed.parent, "colmap"):
+    with raises_mentioning(SceneError, "data.path", posed.parent, "colmap"):
         load_capture(str(posed.parent))
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "a.HEIC").touch()
-    with raises_naming(SceneError, "data.path", tmp_path / "phone", "1 .heic", "JPEG"):
+    with raises_mentioning(SceneError, "data.path", tmp_path / "phone", "1 .heic", "JPEG"):
         load_capture(str(tmp_path / "phone"))
 
 
-def test_photographs_of_one_size_and_camera_share_a_lens_and_are_matched_upright(tmp_path):
-    folder = photographs_in(tmp_path / "photos")
-    found = find_photographs(folder, print)
+def test_photos_of_one_size_and_camera_share_a_lens_and_are_matched_upright(tmp_path):
+    folder = photos_in(tmp_path / "photos")
+    found = find_photos(folder, print)
     groups = [" ".join(photo.name for photo in found if photo.lens == lens) for lens in {photo.lens for photo in found}]
     assert sorted(groups) == ["a.jpg b.jpg more/c 10.jpg", "d.jpg", "e.jpg", "f.png g.webp"]
     red = {"b.jpg": (38, 2), "more/c 10.jpg": (38, 58), "g.webp": (2, 58)}  # where the stored first corner is seen
@@ -95,16 +95,16 @@ def test_what_is_matched_with_what():
     assert len(choose_pairs([f"{n * 977:x}.jpg" for n in range(300)], False)) == 300 * 299 / 2, "in no order"
 
 
-def test_a_model_is_made_once_and_only_of_the_same_photographs(tmp_path, registers, capsys):
-    photos, out = photographs_in(tmp_path / "photos"), tmp_path / "out"
+def test_a_model_is_made_once_and_only_of_the_same_photos(tmp_path, registers, capsys):
+    photos, out = photos_in(tmp_path / "photos"), tmp_path / "out"
     registers.append(4)
     for _ in range(2):  # making it the second time would be a KeyboardInterrupt
-        assert len(load_capture(str(photos), sfm=str(out)).images) == 3
+        assert len(load_capture(str(photos), sfm_dir=str(out)).images) == 3
     assert_names(capsys.readouterr().out, "4 of 7", "more/c 10.jpg")
     (photos / "f.png").unlink()
     for folder in (out / "sparse", colmap_in(tmp_path / "other", [PINHOLE] * 3) / "images"):
         before = sorted(folder.parent.rglob("*"))
-        with raises_naming(SceneError, folder, "--data.sfm"):
+        with raises_mentioning(SceneError, folder, "--data.sfm_dir"):
             solve(photos, folder.parent)
         assert sorted(folder.parent.rglob("*")) == before
 
@@ -117,22 +117,22 @@ def test_inspection_says_what_would_be_done_and_looks_for_poses_only_where_a_fol
     before = sorted(tmp_path.rglob("*"))
     for source, *what in ((photos, "3 photos", "seconds", f"train '{photos}'"), (film, "150 frames", "minutes")):
         assert run_main(inspect, source) == 0
-        assert_names(capsys.readouterr().out, source, *what, "without camera poses", "--data.sfm DIR")
+        assert_names(capsys.readouterr().out, source, *what, "without camera poses", "--data.sfm_dir DIR")
     assert sorted(tmp_path.rglob("*")) == before
     registers.append(3)
     for _ in range(2):  # the second time they are there
-        run_main(inspect, photos, "--data.sfm", tmp_path / "poses")
-        assert_names(capsys.readouterr().out, "3 images of", "3 to train on", f"--data.sfm {tmp_path / 'poses'}")
+        run_main(inspect, photos, "--data.sfm_dir", tmp_path / "poses")
+        assert_names(capsys.readouterr().out, "3 images of", "3 to train on", f"--data.sfm_dir {tmp_path / 'poses'}")
     assert sorted(photos.rglob("*")) == [file for file in before if photos in file.parents]
 
 
 def test_what_is_stopped_or_fails_leaves_nothing(tmp_path, registers):
-    photos = photographs_in(tmp_path / "my photos")
+    photos = photos_in(tmp_path / "my photos")
     before = sorted(photos.rglob("*"))
     with pytest.raises(KeyboardInterrupt):
         solve(photos)
     registers.append(3)
-    with raises_naming(SceneError, "3 of 7", "f.png", "colmap mapper", f"--output_path '{photos}/sparse'"):
+    with raises_mentioning(SceneError, "3 of 7", "f.png", "colmap mapper", f"--output_path '{photos}/sparse'"):
         solve(photos)
     assert sorted(photos.rglob("*")) == before
 

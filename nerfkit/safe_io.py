@@ -34,9 +34,9 @@ def open_regular(path: Path, limit_bytes: int, what: str, error: type[UserError]
         raise _unreadable(path, what, error, problem) from None
     if not stat.S_ISREG(status.st_mode):
         kind = KINDS.get(stat.S_IFMT(status.st_mode), "a device")
-        raise error(f"{what} {shown(path)} is {kind}, not a regular file")
+        raise error(f"{what} {printable(path)} is {kind}, not a regular file")
     if status.st_size > limit_bytes:
-        raise error(f"{what} {shown(path)} has {status.st_size} bytes, more than the limit of {limit_bytes}")
+        raise error(f"{what} {printable(path)} has {status.st_size} bytes, more than the limit of {limit_bytes}")
     try:
         return open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     except OSError as problem:
@@ -52,7 +52,7 @@ def read_regular(path: Path, limit_bytes: int, what: str, error: type[UserError]
         except OSError as problem:
             raise _unreadable(path, what, error, problem) from None
     if len(content) != size:  # also files of /proc, whose size is reported as 0
-        raise error(f"{what} {shown(path)} changed while it was read")
+        raise error(f"{what} {printable(path)} changed while it was read")
     return content
 
 
@@ -62,7 +62,7 @@ def read_text_utf8(path: Path, error: type[UserError], what: str = "file", limit
         return read_regular(path, limit_bytes, what, error).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         place = f"byte 0x{problem.object[problem.start]:02x} at position {problem.start}"
-        raise error(f"{what} {shown(path)} is not UTF-8 text ({place}); save it as UTF-8") from None
+        raise error(f"{what} {printable(path)} is not UTF-8 text ({place}); save it as UTF-8") from None
 
 
 def read_json(path: Path, error: type[UserError], what: str = "file", limit_bytes: int = TEXT_LIMIT) -> Any:
@@ -71,9 +71,9 @@ def read_json(path: Path, error: type[UserError], what: str = "file", limit_byte
     try:
         return json.loads(text, parse_int=_integer)
     except ValueError as problem:
-        raise error(f"{what} {shown(path)} is not valid JSON: {problem}") from None
+        raise error(f"{what} {printable(path)} is not valid JSON: {problem}") from None
     except RecursionError:
-        raise error(f"{what} {shown(path)} is not valid JSON: it is nested too deeply") from None
+        raise error(f"{what} {printable(path)} is not valid JSON: it is nested too deeply") from None
 
 
 def native_name(name: str) -> str:
@@ -84,7 +84,7 @@ def native_name(name: str) -> str:
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """The end of a message on an unknown `name`: the one of the `known` names that is spelt alike; or nothing."""
     near = difflib.get_close_matches(name[:100], known, n=1)
-    return f"; did you mean {shown(f'{prefix}{near[0]}')}?" if near else ""
+    return f"; did you mean {printable(f'{prefix}{near[0]}')}?" if near else ""
 
 
 def chosen(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def chosen(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def why_missing(path: Path) -> str:
+def missing_hint(path: Path) -> str:
     """That a path does not exist, and which name beside it might be meant."""
     try:
         return "does not exist" + did_you_mean(path.name, os.listdir(path.parent), f"{path.parent}{os.sep}")
@@ -106,7 +106,7 @@ def why_missing(path: Path) -> str:
         return "does not exist"
 
 
-def typed(*words: object) -> str:
+def shell_join(*words: object) -> str:
     """Words of a command, such as paths, quoted for a POSIX shell where they have to be."""
     return " ".join(shlex.quote(str(word)) for word in words)
 
@@ -161,7 +161,7 @@ def _names_by_form(folder: Path, changed: int) -> dict[str, list[str]]:
     return names
 
 
-def shown(text: str | os.PathLike, limit: int = 200) -> str:
+def printable(text: str | os.PathLike, limit: int = 200) -> str:
     """A path or a text for a message: one line of printable characters, its middle left out if it is long."""
     text = str(text)
     if len(text) > limit:
@@ -172,7 +172,7 @@ def shown(text: str | os.PathLike, limit: int = 200) -> str:
 def first_of(names: Iterable[str], count: int = 3) -> str:
     """The first names in order, for a note."""
     ordered = sorted(names)
-    return ", ".join(shown(name, 60) for name in ordered[:count]) + ", ..." * (len(ordered) > count)
+    return ", ".join(printable(name, 60) for name in ordered[:count]) + ", ..." * (len(ordered) > count)
 
 
 def harmless(message: str) -> str:
@@ -191,4 +191,4 @@ def _integer(digits: str) -> int:
 
 
 def _unreadable(path: Path, what: str, error: type[UserError], problem: Exception) -> UserError:
-    return error(f"cannot read {what} {shown(path)}: {getattr(problem, 'strerror', None) or problem}")
+    return error(f"cannot read {what} {printable(path)}: {getattr(problem, 'strerror', None) or problem}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What speaks against a capture as a whole: cameras that no scene fits, a box beside it, pictures that show nothing.
+"""What speaks against a capture as a whole: cameras that no scene fits, a box beside it, images that show nothing.
 
 Training goes on, for hardly anything here is certain. A line each says what was found, and what to change.
 """
@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.cameras.plausible import doubts_of_lenses
+from nerfkit.data.cameras.plausible import lens_diagnostics
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.images.pixels import background_color, blend
-from nerfkit.data.scene_transform.frame import Frame, corner_text, vector_text
 from nerfkit.data.scene_transform.rig import Rig, evenly, half_tangents, measure, seen_by
+from nerfkit.data.scene_transform.transform import SceneTransform, corner_text, vector_text
 from nerfkit.ops.march import box_span
-from nerfkit.reading import first_of, shown
+from nerfkit.safe_io import first_of, printable
 
 Silhouettes = Mapping[str, np.ndarray]  # where images are opaque, by their names, [S, S] bool
 
@@ -39,16 +39,16 @@ FEW = 0.01  # share of the points inside a box, or of the rays that meet it, bel
 NEXT_TO_NONE = 1e-4  # of the rays: nothing can be trained
 RAY_VIEWS, SIDE = 256, 17  # evenly spaced, whose rays are tried; rays of each, both ways
 FOCUSED, NEAR_AXES = 0.9, 0.3  # share of cameras before their common point; mean distance of their axes from it
-PLAIN = 2.0  # of 255: standard deviation of a picture that shows nothing
-MOST = 0.9  # share of the pictures that have to be plain, or copies
-SAMPLED_PIXELS = 1024  # of a picture
-MAX_PICTURES = 512  # that are looked at
-DARK = 64  # of 255: no picture of a set is brighter
+PLAIN = 2.0  # of 255: standard deviation of an image that shows nothing
+MOST = 0.9  # share of the images that have to be plain, or copies
+SAMPLED_PIXELS = 1024  # of an image
+MAX_IMAGES = 512  # that are looked at
+DARK = 64  # of 255: no image of a set is brighter
 MASKED = 0.6  # share of pixels that masks ignore, above which they may be the wrong way
 AROUND = 0.8  # share of the pixels at the edges that masks of an object ignore; and of those in the middle, leave
 
 
-def doubts_of_solve(capture: Capture) -> Iterator[str]:
+def solve_diagnostics(capture: Capture) -> Iterator[str]:
     """A line if most of the images that lie beside those with a pose, and are named like them, have none."""
 
     def kind(file: Path) -> tuple[str, str]:
@@ -68,20 +68,20 @@ def doubts_of_solve(capture: Capture) -> Iterator[str]:
         )
 
 
-def doubts_of_cameras(images: Sequence[PosedImage], frame: Frame) -> Iterator[str]:
-    """Of the cameras of the training `images`, in the `frame` that was found or given."""
-    yield from doubts_of_lenses(image.lens for image in images)
+def camera_diagnostics(images: Sequence[PosedImage], transform: SceneTransform) -> Iterator[str]:
+    """Of the cameras of the training `images`, in the `transform` that was found or given."""
+    yield from lens_diagnostics(image.lens for image in images)
     if len(images) == 1:
         yield (
-            f"there is one training view ({shown(images[0].name)}): nothing says how far anything is that it shows; "
-            "give pictures of the same things from other places"
+            f"there is one training view ({printable(images[0].name)}): nothing says how far anything is that it "
+            "shows; give images of the same things from other places"
         )
     if len(images) < 2:
         return
     rig = measure(np.stack([image.camera_to_world for image in images]))
     farthest, spread = np.abs(rig.positions).max(), float(np.ptp(rig.positions, axis=0).max())
     is_rounded = (rig.positions.astype(np.float32) == rig.positions).all()
-    step = float(np.spacing(np.float32(farthest) if is_rounded or frame.is_identity else farthest))
+    step = float(np.spacing(np.float32(farthest) if is_rounded or transform.is_identity else farthest))
     if spread > 0 and step > COARSEST * spread:
         yield (
             f"positions of cameras reach {farthest:.6g} from the origin, where their digits end at {step:.2g}, and the "
@@ -99,26 +99,27 @@ def doubts_of_cameras(images: Sequence[PosedImage], frame: Frame) -> Iterator[st
     if rig.baseline == 0:
         yield (
             f"all {len(images)} training cameras stand at one point: nothing says how far anything is, and the field "
-            "may put it anywhere; move the camera between the pictures, or check the positions in the files"
+            "may put it anywhere; move the camera between the images, or check the positions in the files"
         )
         return
-    distance = float(np.linalg.norm(frame.center - rig.mean_position))
+    distance = float(np.linalg.norm(transform.center - rig.mean_position))
     pixels = max(max(image.lens.focal) for image in images) * 2 * rig.baseline / max(distance, rig.baseline)
-    if frame.kind == "forward" and pixels < LEAST_PARALLAX:
+    if transform.kind == "forward" and pixels < LEAST_PARALLAX:
         yield (
             f"what the cameras look at, {distance:.3g} away, has a parallax of {pixels:.2g} pixels between views up to "
             f"{2 * rig.baseline:.3g} apart: nothing says how far it is; check that points and poses are of one unit, "
-            "or move the camera farther between the pictures"
+            "or move the camera farther between the images"
         )
-    if frame.kind == "object" and rig.baseline * frame.scale < SMALL_RIG * math.dist(*frame.box):
+    if transform.kind == "object" and rig.baseline * transform.scale < SMALL_RIG * math.dist(*transform.box):
         yield (
             f"the cameras stand within {rig.baseline:.3g} of their mean position, the box is "
-            f"{math.dist(*frame.box) / frame.scale:.3g} from corner to corner; give data.box in the units of the poses"
+            f"{math.dist(*transform.box) / transform.scale:.3g} from corner to corner; give data.box in the units of "
+            "the poses"
         )
     if not _overlap([image.lens for image in images], rig):
         yield (
             f"no point is seen by two of the {len(images)} training views, which all look away from each other: "
-            "nothing says how far anything is; give pictures that overlap, or check that poses are camera-to-world, "
+            "nothing says how far anything is; give images that overlap, or check that poses are camera-to-world, "
             "in OpenGL axes"
         )
 
@@ -141,7 +142,7 @@ def _overlap(lenses: Sequence[Lens], rig: Rig) -> bool:
     return False
 
 
-def doubts_of_box(
+def box_diagnostics(
     capture: Capture, images: Sequence[PosedImage], box: np.ndarray, is_given: bool = True
 ) -> Iterator[str]:
     """A line if hardly any sparse point is in the `box` [2, 3], or hardly any ray of the training `images` meets it."""
@@ -194,33 +195,33 @@ def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
     return float(((points >= box[0]) & (points <= box[1])).all(1).mean()) if len(points) else None
 
 
-def doubts_of_pictures(pictures: Sequence[np.ndarray], background: str = "white") -> list[str]:
-    """Of the pixels of pictures, [P, 3 or 4] uint8 each, as they are trained over their `background`; some of them are
-    looked at, the same of each picture of a size."""
+def pixel_diagnostics(samples: Sequence[np.ndarray], background: str = "white") -> list[str]:
+    """Of the pixels of images, [P, 3 or 4] uint8 each, as they are trained over their `background`; some of them are
+    looked at, the same of each image of a size."""
     behind, some = background_color(background, torch.device("cpu")), []
-    for picture in filter(len, pictures):
-        if len(picture) > SAMPLED_PIXELS:  # equal steps may be one column
-            picture = picture[np.random.default_rng(0).integers(len(picture), size=SAMPLED_PIXELS)]
-        some.append(255 * blend(torch.from_numpy(picture), behind).numpy())
-    pictures = some
-    plain = [picture for picture in pictures if picture.std(axis=0).max() < PLAIN]
-    copies = sum(np.array_equal(a, b) for a, b in pairwise(pictures))
-    brightest = max((picture.max() for picture in pictures), default=255)
-    if plain and len(plain) >= MOST * len(pictures):
-        color = np.median([np.median(picture, axis=0) for picture in plain], axis=0)
+    for sample in filter(len, samples):
+        if len(sample) > SAMPLED_PIXELS:  # equal steps may be one column
+            sample = sample[np.random.default_rng(0).integers(len(sample), size=SAMPLED_PIXELS)]
+        some.append(255 * blend(torch.from_numpy(sample), behind).numpy())
+    samples = some
+    plain = [sample for sample in samples if sample.std(axis=0).max() < PLAIN]
+    copies = sum(np.array_equal(a, b) for a, b in pairwise(samples))
+    brightest = max((sample.max() for sample in samples), default=255)
+    if plain and len(plain) >= MOST * len(samples):
+        color = np.median([np.median(sample, axis=0) for sample in plain], axis=0)
         line = (
-            f"{len(plain)} of {len(pictures)} pictures that were looked at show one color alone, about "
-            f"{tuple(int(value) for value in color)} of 255: nothing says where anything is; give pictures with "
+            f"{len(plain)} of {len(samples)} images that were looked at show one color alone, about "
+            f"{tuple(int(value) for value in color)} of 255: nothing says where anything is; give images with "
             "texture, and check that the files are the right ones, and their alpha"
         )
-    elif copies and copies >= MOST * (len(pictures) - 1):
+    elif copies and copies >= MOST * (len(samples) - 1):
         line = (
-            f"{copies + 1} of {len(pictures)} pictures that were compared are copies of one: with other poses they "
+            f"{copies + 1} of {len(samples)} images that were compared are copies of one: with other poses they "
             "contradict each other; are they frames of a video that stands still?"
         )
     elif brightest < DARK:
         line = (
-            f"no pixel of the {len(pictures)} pictures that were looked at is brighter than {brightest:.0f} of 255; "
+            f"no pixel of the {len(samples)} images that were looked at is brighter than {brightest:.0f} of 255; "
             "are 10, 12 or 14 bits stored in 16? Save them in 8 bits"
         )
     else:
@@ -228,14 +229,14 @@ def doubts_of_pictures(pictures: Sequence[np.ndarray], background: str = "white"
     return [line]
 
 
-def doubts_of_images(images: ImagePool, white_ignores: bool = False, background: str = "white") -> list[str]:
+def image_diagnostics(images: ImagePool, white_ignores: bool = False, background: str = "white") -> list[str]:
     """Of loaded images; `white_ignores`: white pixels of their masks do not count, instead of black ones."""
-    chosen = evenly(len(images), MAX_PICTURES)
-    pictures = [images.pixels[images.rows(int(view))].numpy() for view in chosen]
+    chosen = evenly(len(images), MAX_IMAGES)
+    samples = [images.pixels[images.rows(int(view))].numpy() for view in chosen]
     masks = [] if images.ignored is None else [images.mask(view).numpy() for view in range(len(images))]
     shares = [share for mask in masks if (share := mask.sum() / mask.size)]
     n_outlines = sum(map(outlines_an_object, masks))
-    return doubts_of_pictures(pictures, background) + doubts_of_masks(shares, n_outlines, white_ignores)
+    return pixel_diagnostics(samples, background) + mask_diagnostics(shares, n_outlines, white_ignores)
 
 
 def outlines_an_object(mask: np.ndarray) -> bool:
@@ -246,12 +247,12 @@ def outlines_an_object(mask: np.ndarray) -> bool:
     return bool(edges.mean() > AROUND and middle.mean() < 1 - AROUND)
 
 
-def doubts_of_masks(shares: Sequence[float], n_outlines: int, white_ignores: bool) -> list[str]:
+def mask_diagnostics(shares: Sequence[float], n_outlines: int, white_ignores: bool) -> list[str]:
     """Of masks, of which each ignores a share of its image's pixels, 0 to 1, and `n_outlines` outline an object."""
     if not shares or mean(shares) <= MASKED or n_outlines >= AROUND * len(shares):
         return []
     color, opposite = ("white", "black") if white_ignores else ("black", "white")
     return [
         f"masks ignore {mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored may "
-        "look like anything: to cut an object out, which leaves nothing else, train with --data.masks cutout"
+        "look like anything: to cut an object out, which leaves nothing else, train with --data.masks alpha"
     ]
