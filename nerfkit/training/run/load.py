@@ -46,11 +46,8 @@ class Run:
     @property
     def transform(self) -> SceneTransform | None:
         """How the model's frame lies in that of the scene's files; None where they are one."""
-        return (
-            None
-            if self.scene.transform is None
-            else SceneTransform.from_json(self.scene.transform, str(self.folder / SCENE))
-        )
+        values, where = self.scene.transform, str(self.folder / SCENE)
+        return None if values is None else SceneTransform.from_json(values, where)
 
     def cameras(self, split: str = "train") -> Cameras:
         """Cameras of one split, in the model's frame, on the CPU; raises RunError if the run knows none.
