@@ -124,7 +124,8 @@ def _be(rank: int, n: int, ports: int, folder: Path, call: Callable[[int], Any])
         file = os.open(folder / f"printed{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(file, 1), os.dup2(file, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # be it ignored, as in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # be they ignored, as in the background of a shell
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         status = call(rank) or 0
     except SystemExit as ended:
         status = ended.code or 0

@@ -18,6 +18,7 @@ from PIL import Image
 from nerfkit import load_run
 from nerfkit.commands import demo, render, report, summary, train
 from nerfkit.commands import eval as eval_command
+from nerfkit.config import files as config_module
 from nerfkit.data.readers.transforms.cameras_json import parse_cameras, read_json
 from nerfkit.errors import RunError, SceneError, UserError
 from nerfkit.files import OwnFolder
@@ -331,17 +332,19 @@ def test_a_report_has_scores_pictures_and_decisions_and_what_repeats_the_run(run
     for option, decision in json.loads((run / "decisions.json").read_text()).items():
         assert {option, decision["by"], decision["why"]} <= set(page.texts)
     command, options = page.codes
-    assert shlex.split(command)[:5] == ["nerfkit", "train", read_config(run).data.path, "--config", "config.toml"]
-    assert options == (run / "config.toml").read_text()
+    assert shlex.split(command)[:5] == ["nerfkit", "train", "SCENE", "--config", "again.toml"]
+    assert str(run.parent) not in "".join([*page.texts, *page.codes]), "nobody else's business"
+    (run.parent / "again.toml").write_text(options)
+    again, before = config_module.merged([run.parent / "again.toml"]), read_config(run)
+    assert again.trainer.steps == before.trainer.steps and again.sampling.near is None, "which the scene decided"
 
 
 def test_a_report_shows_the_names_of_others_as_texts_and_is_small(run, tmp_path):
     evil, noise = "<script>alert('&amp;')<", np.random.default_rng(0).integers(0, 256, (700, 1000, 3), dtype=np.uint8)
     run = run.rename(tmp_path / evil)
-    for name in ("metrics.json", "decisions.json"):
-        text = (run / name).read_text()
+    for name in ("metrics.json", "decisions.json", "config.toml"):
+        text = (run / name).read_text().replace('loss = ""', f"loss = '''{evil}'''")
         (run / name).write_text(text.replace("r_1", evil).replace("with size small", evil).replace("pinhole", evil))
-    (run / "config.toml").write_text(f"{(run / 'config.toml').read_text()}# </pre>{evil}\n")
     compared = OwnFolder(run / "eval", "scores")
     compared.read()
     for view in range(9):

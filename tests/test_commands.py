@@ -229,13 +229,15 @@ def test_a_clone_where_nothing_is_installed(tmp_path):
 
 @pytest.mark.parametrize(
     "started, typed",
-    [("scripts/train.py", "python scripts/render.py"), ("/usr/bin/nerfkit", "nerfkit render"),
-     ("/site-packages/nerfkit/__main__.py", "python -m nerfkit render")],
+    [(ROOT / "scripts/train.py", "python scripts/render.py"), ("/usr/bin/nerfkit", "nerfkit render"),
+     ("/site-packages/nerfkit/__main__.py", "python -m nerfkit render"),
+     (ROOT / "scripts/train.py", "python -m nerfkit report")],
 )  # fmt: skip
-def test_what_to_type_next(monkeypatch, started: str, typed: str):
-    """In the form that the user has: with `python -m nerfkit` there may be no scripts."""
-    monkeypatch.setattr(sys, "argv", [started])
-    assert shlex.split(command_line("render", Path("runs/Dose süß"))) == [*typed.split(), "runs/Dose süß"]
+def test_what_to_type_next(monkeypatch, started: str | Path, typed: str):
+    """In the form that the user has: with `python -m nerfkit` there may be no scripts, nor is there one of each."""
+    monkeypatch.setattr(sys, "argv", [str(started)])
+    command = Path(typed.split()[-1]).stem
+    assert shlex.split(command_line(command, Path("runs/Dose süß"))) == [*typed.split(), "runs/Dose süß"]
 
 
 def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):

@@ -110,8 +110,9 @@ def test_a_model_is_made_once_and_only_of_the_same_photos(tmp_path, registers, c
 
 
 def test_inspection_says_what_would_be_done_and_looks_for_poses_only_where_a_folder_is_named(
-    tmp_path, registers, capsys
+    tmp_path, registers, capsys, monkeypatch
 ):
+    monkeypatch.setattr("nerfkit.commands.inspect.find_spec", lambda name: True)  # `registers` stands for pycolmap
     capture_in(photos := tmp_path / "my photos", [PINHOLE] * 3)
     (film := tmp_path / "film.mp4").write_bytes(b"not read yet")
     before = sorted(tmp_path.rglob("*"))

@@ -13,7 +13,7 @@ from nerfkit.config import Config, DataConfig, ModelConfig, SamplingConfig, Trai
 from nerfkit.contraction import contract, exponential_edges, uncontract
 from nerfkit.limits import MAX_EDGES
 from nerfkit.model.renderer import Renderer
-from nerfkit.model.sampling import FADE_IN_STEPS, Samples, build_sampler
+from nerfkit.model.sampling import FADE_IN_SHARE, FADE_IN_STEPS, Samples, build_sampler
 from nerfkit.model.stages import FeatureGrid
 from nerfkit.training import alignment
 from nerfkit.training.step.losses import TrainingLoss, spacing, squared_error
@@ -216,6 +216,9 @@ def test_what_is_near_a_camera_learns_slower_at_first():
 
     sampler.update(lambda positions: torch.zeros(len(positions)), 0)
     assert gradients() == pytest.approx([0.01, 0.25, 1])
+    sampler.progress = FADE_IN_SHARE / 2
+    sampler.update(lambda positions: torch.zeros(len(positions)), 1)
+    assert gradients() == pytest.approx([0.04, 1, 1]), "a short training has no 1000 steps for it"
     sampler.update(lambda positions: torch.zeros(len(positions)), FADE_IN_STEPS)
     assert gradients() == [1, 1, 1]
 

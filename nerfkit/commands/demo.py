@@ -10,6 +10,7 @@ from pathlib import Path
 from nerfkit.commands import command_line, render, summary, train
 from nerfkit.commands.options import DemoOptions, SummaryOptions, parse
 from nerfkit.config.files import shipped
+from nerfkit.errors import UserError
 from nerfkit.viewer.page import INSTALL
 
 SIZE = 200  # pixels a side of the turntable's frames, twice the scene's
@@ -17,6 +18,8 @@ SIZE = 200  # pixels a side of the turntable's frames, twice the scene's
 
 def main(options: DemoOptions) -> int:
     names = ("runs/demo" if number == 1 else f"runs/demo_{number}" for number in count(1))
+    if options.out and Path(options.out).exists():
+        raise UserError(f"--out {options.out} exists already; choose another folder")
     out = options.out or next(name for name in names if not Path(name).exists())
     device, steps = ["--device", options.device], ["--trainer.steps", str(options.steps or 0)]
     scene = [str(shipped("data/demo")), "--config", "demo", *device, *steps[: 2 * bool(options.steps)]]

@@ -68,7 +68,7 @@ def main(options: InspectOptions) -> int:
     if not inspection.refused:
         try:
             command = ["", *next_command(inspection, data)]
-        except UserError as error:
+        except (UserError, RuntimeError) as error:  # such as out of memory
             inspection = replace(inspection, errors=[f"a trial of some steps failed: {error}"])
     lines = [*inspection.verdict(), *command]
     print("\n".join([*lines, "", inspection.page() if options.verbose else "-v prints all numbers"]))

@@ -98,7 +98,7 @@ class EvalOptions(RunOptions):
 
 @dataclass
 class InspectOptions:
-    """Print, without training, what is found in a folder and what to mend; exit status 0 if ready to train, else 1."""
+    """Check a folder: what it holds, what to mend, how to train it and how long; exit status 0 if ready, else 1."""
 
     scene: Scene = ""  # folder of the scene, or of photos, or a video; the same as --data.path
     verbose: Verbose = False  # print all numbers

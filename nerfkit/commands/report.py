@@ -13,18 +13,18 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
+import tomli_w
 
 from nerfkit.commands import command_line
 from nerfkit.commands.options import ReportOptions
 from nerfkit.commands.render import FILES, LEGEND
 from nerfkit.commands.summary import without_scores
-from nerfkit.config.files import read_decisions
+from nerfkit.config.files import changes_of, read_decisions
 from nerfkit.config.recipe import value_text
 from nerfkit.data.images.pixels import image_header, read_image
-from nerfkit.errors import RunError
 from nerfkit.files import read_marker
 from nerfkit.rendering.images import moving_bytes
-from nerfkit.safe_io import printable, read_text_utf8
+from nerfkit.safe_io import printable
 from nerfkit.training.evaluator import evenly_chosen
 from nerfkit.training.run import files as run_files
 from nerfkit.training.run.folder import RunFolder, run_transform
@@ -32,7 +32,8 @@ from nerfkit.training.run.folder import RunFolder, run_transform
 COMPARISONS, RENDERINGS, FRAMES, ROWS, FPS = 8, 2, 60, 1000, 20  # at most, rows of a table; frames a second
 WIDE, SMALL = 1600, 400  # pixels of the longest side of an image, and of a moving one
 SHARE = 300_000  # bytes of an image in the page, at most; of a moving one twice that: 4.2 MB with all of them
-NO_COLORS = (LEGEND, *(f"{name}_" for names in FILES.values() for name in names))  # of files of a rendering
+# Beginnings of names, in a rendering, of what is not its colors.
+NO_COLORS = (LEGEND, *(f"{name}_" for names in FILES.values() for name in names if name != "rgb"))
 HEAD = """<!doctype html>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
@@ -58,23 +59,27 @@ def page_of(folder: RunFolder) -> str:
     """The page as HTML."""
     run, config, transform = folder.path, run_files.read_config(folder.path), run_transform(folder.path)
     title, file = _text(run.resolve().name), run_files.scores_file(run, config.eval.split)
-    rendered = [png_files(run / name) for name in sorted(folder.names) if name.startswith("render/")]
+    rendered = [png_files(run, name) for name in sorted(folder.names) if name.startswith("render/")]
     in_color = [[frame for frame in frames if not frame.name.startswith(NO_COLORS)] for frames in rendered]
-    compared = png_files(run / run_files.score_name(config.eval.split))
+    compared = png_files(run, run_files.score_name(config.eval.split))
     chosen = [compared[i] for i in evenly_chosen(len(compared), COMPARISONS)]
-    drawn = [*png_files(run), *png_files(run / run_files.PREVIEWS)]
+    drawn = [*png_files(run, ""), *png_files(run, run_files.PREVIEWS)]
     drawn = [file for file in drawn if file.name in (run_files.LOSS_PLOT, run_files.STRIP)]
     decided = [(option, value_text(made.value), made.by, made.why) for option, made in read_decisions(run).items()]
     decided += [("transform", "", "scene", str(note)) for note in (transform.notes if transform is not None else ())]
-    again = command_line("train", config.data.path or "SCENE", "--config", "config.toml", "--out", "runs/again")
-    codes = f"<pre>{escape(again)}</pre>\n<pre>{escape(read_text_utf8(run / run_files.CONFIG, RunError))}</pre>\n"
+    again = command_line("train", "SCENE", "--config", "again.toml", "--out", "runs/again")
+    recipe = changes_of(run / run_files.CONFIG)  # without what this scene decided
+    places = ("out", recipe), ("path", recipe["data"]), ("sfm_dir", recipe["data"]), ("lpips", recipe["eval"])
+    for name, options in places:  # on this computer
+        options.pop(name, None)
+    codes = f"<pre>{escape(again)}</pre>\n<pre>{escape(tomli_w.dumps(recipe))}</pre>\n"
     sections = [
         *((f"Rendering: {frames[0].parent.name}", _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
         (f"{len(chosen)} of {len(compared)} views beside their truth", "".join(_image([file]) for file in chosen)),
         ("Curves, and images on the way", "".join(_image([file]) for file in drawn)),
         *(scores(file) if file.exists() else []),
         ("What was decided, and why", _table(("option", "value", "decided by", "why"), decided)),
-        ("How to repeat it; the second text is config.toml", codes),
+        ("How to repeat it; the second text is again.toml, the recipe", codes),
     ]
     text = "".join(f"<h2>{_text(title)}</h2>\n{content}" for title, content in sections if content)
     outcome = run_files.of_scores(file) if file.exists() else without_scores(run)
@@ -91,10 +96,11 @@ def scores(file: Path) -> list[tuple[str, str]]:
     return [("Each view, the worst first", _table(("view", *names), rows)), ("How it was scored", _table((), protocol))]
 
 
-def png_files(folder: Path) -> list[Path]:
-    """PNG files in a folder of nerfkit's, and its own alone, in their order."""
-    _, names = read_marker(folder)
-    return [folder / name for name in sorted(names) if name.endswith(".png") and (folder / name).exists()]
+def png_files(run: Path, folder: str) -> list[Path]:
+    """PNG files that nerfkit wrote into a folder of the run, in their order; a link may lead anywhere and is none."""
+    _, names = read_marker(run / folder)
+    files = [run / folder / name for name in sorted(names) if name.endswith(".png")]
+    return [file for file in files if file.is_file() and file.resolve() == run.resolve() / folder / file.name]
 
 
 def _image(files: Sequence[Path]) -> str:

@@ -35,6 +35,7 @@ class Model(nn.Module):
     # The ops of nerfkit that a module calls itself, of the model and of each module in it. Where all modules say it and
     # all of these ops are fused, a step is a CUDA graph: () promises static shapes, and that no value is waited for.
     ops: tuple[str, ...] | None = None
+    progress = 0.0  # share of the training's schedule that is done
     half_precision = False  # computes in float16 on a GPU, so the loss is scaled
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -87,8 +88,9 @@ class Model(nn.Module):
         return []
 
     def update(self, step: int) -> None:
-        """Called before each training step: updates the sampler from the field."""
+        """Called before each training step, after `progress` was set: updates the sampler from the field."""
         if sampler := self._sampler():
+            sampler.progress = self.progress
             sampler.update(self.density, step)
 
     def hits(self, rays: Rays) -> Tensor:

@@ -36,6 +36,7 @@ class OccupancyGrid(nn.Module, ABC):
     """The cells, and their updates; what of space they cover, a sampler that derives from it says."""
 
     update_every, warmup_steps = 16, 256  # training steps between two updates; in which an update visits every cell
+    progress = 0.0  # share of the training's schedule that is done
     drawn_anywhere, drawn_occupied = 4, 8  # later it visits one of so many cells, and as many occupied ones as that
 
     def __init__(self, config: SamplingConfig, box: Tensor):

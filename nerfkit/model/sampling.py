@@ -20,7 +20,7 @@ from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offset
 FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
 MAX_ROWS = 2**23  # whose density is evaluated at a time, in two passes
-FADE_IN_STEPS = 1000  # of a training in unbounded space: what is near a camera learns slower; an eighth at most
+FADE_IN_STEPS, FADE_IN_SHARE = 1000, 0.2  # of a training in unbounded space, at most: what is near learns slower
 MAX_CANDIDATES = 2**25  # intervals in occupied cells, about, that the rays of an image have at a time
 
 
@@ -164,13 +164,13 @@ class ContractedSampler(OccupancySampler):
     """
 
     drawn_anywhere, drawn_occupied = 16, 16  # a grid of unbounded space has many cells, most of them far away
-    fade_in_steps = FADE_IN_STEPS
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__(config, box)
         t_edges = exponential_edges(config.near, config.far, config.step_size, config.cone_angle)
         self.register_buffer("t_edges", t_edges.to(torch.float32), persistent=False)  # [L] ends of intervals
         self.register_buffer("full_gradients_from", torch.zeros(()), persistent=False)  # distance from a camera
+        self.has_faded_in = False
         if config.cone_angle < 1 / 128:  # of finer intervals more are behind a surface
             self.march_capacity_ratio = 8.0
 
@@ -186,9 +186,11 @@ class ContractedSampler(OccupancySampler):
         return int(min(max(MAX_CANDIDATES / max(passed, 1), 2**10), 2**18))
 
     def update(self, density_fn: DensityFn, step: int) -> None:
-        if step <= self.fade_in_steps:
+        done = max(step / FADE_IN_STEPS, self.progress / FADE_IN_SHARE)
+        if not self.has_faded_in:
             radius = (self.box[1] - self.box[0]).max() / 2
-            self.full_gradients_from.copy_(radius * (1 - step / self.fade_in_steps))
+            self.full_gradients_from.copy_(radius * max(1 - done, 0.0))
+        self.has_faded_in = done >= 1
         super().update(density_fn, step)
 
     def fade_in(self, samples: Samples, density: Tensor, rgb: Tensor) -> None:
@@ -225,9 +227,7 @@ class ContractedSampler(OccupancySampler):
 def build_sampler(config: Config) -> OccupancySampler:
     """The sampler `config.sampling.kind` in data.box."""
     kinds = {"box": BoxSampler, "contracted": ContractedSampler}
-    sampler = kinds[config.sampling.kind](config.sampling, box_of(config))
-    sampler.fade_in_steps = max(1, min(FADE_IN_STEPS, config.trainer.steps // 8))
-    return sampler
+    return kinds[config.sampling.kind](config.sampling, box_of(config))
 
 
 def box_of(config: Config) -> Tensor:

@@ -86,20 +86,20 @@ def evaluate(
         name = printable(views.names[view], 60)
         comparisons.write(compared[view], png_bytes(comparison_image(truth, render, name, score)))
 
-    writer = ThreadPoolExecutor(1, "comparisons")  # of one, while the next views are rendered
-    written = writer.submit(lambda: None)
-    for view in bar:
-        truth, rendered, counts = beside_truth(image_of, images, views, cameras, view)
-        render = rendered["rgb"]  # [H, W, 3]
-        n_ignored += 0 if counts is None else int((~counts).sum())
-        others = other_scores(image_of, config, cameras, view, rendered, truth, counts)
-        rows.append(scores(render, truth, counts, lpips, device) | others | {"view": views.names[view]})
-        _check_score(rows[-1], split)
-        bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
-        if view in compared and comparisons is not None:
-            written.result()
-            written = writer.submit(compare, view, truth, render, rows[-1]["psnr"])
-    written.result()
+    with ThreadPoolExecutor(1, "comparisons") as writer:  # writes one, while the next views are rendered
+        written = writer.submit(lambda: None)
+        for view in bar:
+            truth, rendered, counts = beside_truth(image_of, images, views, cameras, view)
+            render = rendered["rgb"]  # [H, W, 3]
+            n_ignored += 0 if counts is None else int((~counts).sum())
+            others = other_scores(image_of, config, cameras, view, rendered, truth, counts)
+            rows.append(scores(render, truth, counts, lpips, device) | others | {"view": views.names[view]})
+            _check_score(rows[-1], split)
+            bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
+            if view in compared and comparisons is not None:
+                written.result()
+                written = writer.submit(compare, view, truth, render, rows[-1]["psnr"])
+        written.result()
     shares = processes.all_gather([rows, n_ignored])
     rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
     metrics = {

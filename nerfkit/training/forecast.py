@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import torch
@@ -42,14 +43,14 @@ def forecast(
     trainer = Trainer(Config(data=data), cameras, gray, scene=scene, device=device)
     settings, trainer.step = trainer.config.trainer, LATER
     for _ in range(UNTIMED):
-        trainer.timed_step()
+        trainer.train_step()
     trainer.settle()
-    began, first = trainer.seconds, trainer.step
-    while trainer.seconds - began < SECONDS and trainer.step - first < TIMED:
-        trainer.timed_step()
+    began, first = time.perf_counter(), trainer.step
+    while time.perf_counter() - began < SECONDS and trainer.step - first < TIMED:
+        trainer.train_step()
     trainer.settle()
     trainer.training_step.release_graph()
-    step = (trainer.seconds - began) / (trainer.step - first)
+    step = (time.perf_counter() - began) / (trainer.step - first)
     n_steps = min(settings.steps, settings.max_seconds / step) if settings.max_seconds else settings.steps
     lenses = [image.lens for image in images]
     n_pixels, least = sum(x.width * x.height for x in lenses), min(min(x.width, x.height) for x in lenses) / LEAST_SIDE

@@ -281,6 +281,7 @@ class Trainer:
         self.views.background.draw_at_random(self.step < min(BACKGROUND_STEPS, self.config.trainer.steps // 8))
         with deterministic(self.config.trainer.deterministic), self._own():
             self.together.before_update(self.step)
+            self.model.progress = self.progress
             self.model.update(self.step)
             self.together.before_rays(self.step)
             self.training_step()
