@@ -60,7 +60,7 @@ def run_command(name: str, arguments: list[str]) -> None:
             return module.main(options, *processes)
 
     in_utf8()
-    # Threads of torch's that wait for others sleep, or they would keep them from cores that other processes use, too.
+    # Idle threads of torch sleep instead of spinning, which would take cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
     if not sys.stderr.isatty():
         for limit in ("TQDM_MININTERVAL", "TQDM_MAXINTERVAL"):  # read when tqdm is imported

@@ -271,7 +271,7 @@ class Inspection:
         return refused if self.splits.get("train") else [*refused, "there are no training images"]
 
     def problems(self) -> list[str]:
-        """What to change before training: what it would end with, then what is doubted."""
+        """What to change before training: errors first, then warnings."""
         problems = [*self.refused, *texts(self.capture.notes, "warning")]
         if 0 < 2 * len(self.missing) <= len(self.found):
             problems.append(f"{self._gone()}: they are left out; take them from the file, or bring them back")

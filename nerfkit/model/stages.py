@@ -55,7 +55,8 @@ class RayEncoder(nn.Module):
         # Without values nothing is divided: torch would import its compiler for it, for seconds.
         self.weight = nn.Parameter(drawn if drawn.is_meta else drawn / CONV_KERNEL)  # [C, k]
         self.bias = nn.Parameter(torch.zeros(channels))  # [C]
-        self.register_buffer("identity_tap", torch.tensor([False, True, False]), persistent=False)  # [k]
+        taps = [tap == CONV_KERNEL // 2 for tap in range(CONV_KERNEL)]
+        self.register_buffer("identity_tap", torch.tensor(taps), persistent=False)  # [k]
 
     def forward(self, features: Tensor, ray_offsets: Tensor) -> Tensor:
         """Encoded features [N, C] of packed features [N, C]."""
