@@ -103,6 +103,32 @@ def test_what_is_not_used_and_views_that_no_camera_has_are_warned_of(tmp_path, c
         read_path(write(tmp_path, content), (8, 8))
 
 
+SIDES = {"camera_angle_x": 2 * math.atan(1.5), "camera_angle_y": 2 * math.atan(1.0)}  # of images of 3:2
+
+
+@pytest.mark.parametrize(
+    "content, asked, focal",
+    [
+        ({**SIDES, "frames": ENLARGED["frames"]}, None, (4, 4)),
+        ({**SIDES, "frames": ENLARGED["frames"]}, (90, 60), (30, 30)),
+        ({"frames": [ENLARGED["frames"][0] | SIDES]}, (80, 60), (30, 30)),
+        ({"fl_x": 40, "fl_y": 50, "frames": ENLARGED["frames"]}, None, (40, 50)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*focal length")
+def test_angles_of_images_of_another_shape_keep_pixels_square(tmp_path, content, asked, focal):
+    assert read_path(write(tmp_path, content), (8, 8), asked).focal[0].tolist() == pytest.approx(focal)
+
+
+@pytest.mark.parametrize("fov", [0.01, 179.5])
+@pytest.mark.filterwarnings("ignore:.*focal length")
+def test_any_angle_that_a_lens_has_is_saved_and_read(tmp_path, fov: float):
+    path = CameraPath([Keyframe(pose(EYES[0]), math.radians(fov))], size=(64, 48))
+    (tmp_path / "p.json").write_text(path.to_json(None))
+    (key,) = read_camera_path(tmp_path / "p.json", None, (8, 8)).keyframes
+    assert math.degrees(key.fov) == pytest.approx(fov)
+
+
 def test_the_field_of_view_of_a_camera_beats_that_of_the_file(tmp_path):
     focal = read_path(write(tmp_path, nerfstudio(default_fov=90.0)), (8, 8)).focal[:, 1].tolist()
     assert focal == pytest.approx([60 / math.tan(math.radians(fov / 2)) for fov in (50, 60, 70)])

@@ -29,7 +29,7 @@ from nerfkit.rendering.images import colorize
 from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, depth_range, nearest_view, viewpoint
+from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, aspect, depth_range, nearest_view, viewpoint
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
@@ -156,6 +156,13 @@ def test_the_nearest_training_view_looks_the_same_way():
     assert (view, distance) == (1, pytest.approx(0.5)) and angle == pytest.approx(0, abs=1e-3)
     view, distance, angle = nearest_view(here, np.stack([turned, pose_of((9.0, 0, 0), (0.0, 0, 0))]), 1.0)
     assert (view, distance) == (0, pytest.approx(0.1)) and angle == pytest.approx(180)
+
+
+def test_a_camera_of_pixels_that_are_no_squares_sees_as_wide_as_its_film():
+    """HDV, 16:9 in 1440x1080 pixels."""
+    cameras = pinholes([pose_of((2.0, 0, 0), (0.0, 0, 0))], [0.8], (1440, 1080))
+    assert aspect(cameras, 0) == pytest.approx(4 / 3)
+    assert aspect(replace(cameras, focal=cameras.focal * torch.tensor([0.75, 1])), 0) == pytest.approx(16 / 9)
 
 
 def test_the_colors_of_depths_are_those_of_what_is_there():

@@ -51,7 +51,7 @@ ELEVATION = 25.0  # degrees, of an orbit
 MAX_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
 AIMED = 0.05  # of the way to a point, by which cameras that look at it may miss it
 PATH_KEY = "camera_path"
-FOV_LIMITS = (0.1, 179.0)  # degrees
+FOV_LIMITS = (1e-4, 180.0)  # degrees
 NERFSTUDIO_FPS = 24  # of a file of nerfstudio's that is written
 NGP_SCALE, NGP_OFFSET = 0.33, 0.5  # of instant-ngp's unit cube, where a scene's file gives none
 MAX_KEYFRAMES = 500
@@ -213,7 +213,10 @@ def read_path(
         cameras = pinholes([key.pose for key in keys], [key.fov for key in keys], size)
     else:
         given = own_size or size
-        cameras = parse_cameras({"w": given[0], "h": given[1], **read_json(file)}, file, transform)
+        content = {"w": given[0], "h": given[1]} | (stated := read_json(file))
+        cameras = parse_cameras(content, file, transform)
+        if not {"w", "fl_x"} & set(stated).union(*stated["frames"]):  # two angles are of images of another shape
+            cameras = replace(cameras, focal=cameras.focal[:, 1:].repeat(1, 2))
     params = torch.cat([cameras.focal, cameras.center], dim=1).tolist()
     lenses = [Lens("PINHOLE", tuple(of_view), *size) for of_view, size in zip(params, cameras.sizes(), strict=True)]
     for line in lens_diagnostics(lenses):

@@ -83,6 +83,12 @@ def vertical_fov(cameras: Cameras, view: int) -> float:
     return 2 * math.atan(cameras.size(view)[1] / 2 / float(cameras.focal[view, 1]))
 
 
+def aspect(cameras: Cameras, view: int) -> float:
+    """How wide a camera's view is for its height, whatever the shape of its pixels."""
+    (width, height), (fx, fy) = cameras.size(view), cameras.focal[view].tolist()
+    return width / fx * fy / height
+
+
 def nearest_view(pose: np.ndarray, poses: np.ndarray, scale: float) -> tuple[int, float, float]:
     """The pose of [V, 3, 4] nearest to one [3, 4]: its number, its distance, and the angle [degrees] between both.
 

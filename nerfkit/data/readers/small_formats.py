@@ -58,12 +58,12 @@ def read_record3d(folder: Path) -> Capture:
 def read_nsvf(folder: Path) -> Capture:
     """A pose in OpenCV axes for each image, -inf where ScanNet has lost track; names 0_, 1_, 2_ are NSVF's splits."""
     file = first_there(folder, INTRINSICS)
-    lines, side, is_inverse = _lines(file), None, False
+    lines, sides, is_inverse = _lines(file), None, False
     if len(lines) in (3, 4) and {len(line) for line in lines} <= {3, 4}:  # a matrix
         values = [lines[0][0], lines[1][1], lines[0][2], lines[1][2]]
     elif len(lines) > 3 and len(lines[0]) > 2 and 2 in map(len, lines):  # f cx cy, ..., height and width, is inverse
         values, sizes = [lines[0][index] for index in (0, 0, 1, 2)], [len(line) == 2 for line in lines].index(True)
-        side, is_inverse = max(lines[sizes]), any(line[0] for line in lines[sizes + 1 :])
+        sides, is_inverse = sorted(lines[sizes]), any(line[0] for line in lines[sizes + 1 :])
     else:
         raise SceneError(f"{printable(file)} must be a matrix 3x3 or 4x4, or NSVF's f cx cy and a line of two sides")
     images, lost, splits = [], [], {}
@@ -75,7 +75,10 @@ def read_nsvf(folder: Path) -> Capture:
             continue
         pose = numbers(pose, f"{printable(where)}: the pose", 16).reshape(4, 4)
         pose = np.linalg.inv(pose) if is_inverse and np.linalg.det(pose) else pose
-        images.append(_posed(folder, image, pose * OPENGL, values, printable(where), side=side))
+        if sides is not None:  # in either order
+            header = image_header(image)
+            sides = sorted(sides, reverse=header.width > header.height)
+        images.append(_posed(folder, image, pose * OPENGL, values, printable(where), sides))
         splits.setdefault(image.name[:2], []).append(images[-1].name)
     notes = (
         [f"{len(lost)} of {len(lost) + len(images)} images have no pose (first: {printable(lost[0])})"] if lost else []
@@ -168,14 +171,13 @@ def numbers(values: Any, where: str, *shape: int) -> np.ndarray:
 
 
 def _posed(
-    folder: Path, file: Path, pose: np.ndarray, values: Any, where: str, size: Any = None,
-    side: float | None = None, mask: Path | None = None,
-) -> PosedImage:  # fmt: skip
-    """An image with `values` fx, fy, cx, cy, of its `size`, or else of a longer side, or else of the file's size, at a
-    pose [3 or 4, 4] in OpenGL axes."""
+    folder: Path, file: Path, pose: np.ndarray, values: Any, where: str, size: Any = None, mask: Path | None = None
+) -> PosedImage:
+    """An image with `values` fx, fy, cx, cy, of its `size`, or else of the file's, at a pose [3 or 4, 4] in OpenGL
+    axes."""
     header = image_header(file) if size is None else None
     width, height = (header.width, header.height) if header else map(int, numbers(size, f"{where}: width, height", 2))
-    values = numbers(values, f"{where}: fx, fy, cx, cy", 4) * (max(width, height) / side if side else 1)
+    values = numbers(values, f"{where}: fx, fy, cx, cy", 4)
     try:
         lens = Lens("PINHOLE", tuple(values.tolist()), width, height)
     except SceneError as error:

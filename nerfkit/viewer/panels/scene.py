@@ -17,7 +17,7 @@ import viser
 from nerfkit.crop import CROP, Crop, crop_of, read_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.images import to_uint8
-from nerfkit.viewer.frames import in_browser, vertical_fov
+from nerfkit.viewer.frames import aspect, in_browser, vertical_fov
 from nerfkit.viewer.session import Session, State
 
 MAX_THUMBNAILS = 200
@@ -45,8 +45,8 @@ class CamerasPanel:
         nearest = torch.cdist(positions, positions).fill_diagonal_(math.inf).min(dim=1).values  # [V]
         self.scale = float(np.clip(SHARE_OF_SPACING * float(nearest.median()), *self.size * SIZES))
         # What is nearer to a camera than the image of its frustum is not drawn: at a training view it would hide all.
-        lens = [(math.tan(vertical_fov(cameras, view) / 2), *cameras.size(view)) for view in self.chosen]
-        self.near = 1.1 * self.scale / min(y * y * width / height / 3 for y, width, height in lens) ** (1 / 3)
+        lens = [(math.tan(vertical_fov(cameras, view) / 2), aspect(cameras, view)) for view in self.chosen]
+        self.near = 1.1 * self.scale / min(y * y * across / 3 for y, across in lens) ** (1 / 3)
         self._start_camera(server)
         self._add_nodes(server)
         self._add_frusta(server)
@@ -92,11 +92,10 @@ class CamerasPanel:
         cameras = self.state.scene.cameras
         for view in self.chosen:
             wxyz, position = in_browser(cameras.camera_to_world[view].double().numpy())
-            width, height = cameras.size(view)
             self.frusta[view] = frustum = server.scene.add_camera_frustum(
-                f"/cameras/{view}", vertical_fov(cameras, view), width / height, scale=self.scale, color=CAMERA_COLOR,
-                thickness=1.5, thickness_units="screen", wxyz=wxyz, position=position, cast_shadow=False,
-                receive_shadow=False,
+                f"/cameras/{view}", vertical_fov(cameras, view), aspect(cameras, view), scale=self.scale,
+                color=CAMERA_COLOR, thickness=1.5, thickness_units="screen", wxyz=wxyz, position=position,
+                cast_shadow=False, receive_shadow=False,
             )  # fmt: skip
             self.state.on(lambda session, view=view: session.go_to(view), frustum.on_click)
 
