@@ -225,6 +225,12 @@ BAD = {  # a change of the file, and what the error has to name
         edit(train_filenames=["images/0.png", "images/1.png"], test_filenames=["./images/1.png"]),
         *("train_filenames", "test_filenames", "images/1.png"),
     ),
+    "frames": (
+        lambda c: [frame.pop("transform_matrix") for frame in c["frames"]],
+        "frame 0",
+        "2 more",
+        "frame 1, frame 2",
+    ),
     "up_zero": (edit(up=[0, 0, 0]), MAIN, "'up'", "[0, 0, 0]"),
 }
 
@@ -349,6 +355,7 @@ LENSES = [
     Lens("RADIAL4_TANGENTIAL", (*F, 0.1, 0.02, 1 / 3, 0, 0.003, -0.004), 40, 30),
     Lens("OPENCV_FISHEYE", (*F, 0, 0, 0, 0), 40, 30),
     Lens("SIMPLE_RADIAL", (50.0, 19.5, 15.5, -0.1), 40, 30),
+    Lens("RADIAL4_TANGENTIAL", (900.0, 900.0, 19.5, 15.5, 0.2, -40.0, 2e5, -3e7, 0, 0), 40, 30),  # a long lens
 ]
 
 

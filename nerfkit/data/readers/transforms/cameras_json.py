@@ -25,7 +25,7 @@ import torch
 
 from nerfkit import safe_io
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import MODELS, SIDE_LIMIT, Lens
+from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, MODELS, SIDE_LIMIT, Lens
 from nerfkit.data.capture import check_rotation
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import SceneError
@@ -40,7 +40,6 @@ ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round ei
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
 LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
 SCALES = {"applied_scale", "aabb_scale", "scale", "offset"}
-COEFFICIENT_LIMIT = 1e4
 RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
 NAMED_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE")
 UNDISTORT = "undistort the images to a pinhole camera first"

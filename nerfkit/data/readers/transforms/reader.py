@@ -45,7 +45,7 @@ from nerfkit.data.readers.transforms.chosen import chosen
 from nerfkit.data.readers.transforms.pose_axes import axes_diagnostics
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
-from nerfkit.safe_io import nearest, printable
+from nerfkit.safe_io import first_of, nearest, printable
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
@@ -194,18 +194,26 @@ def _images(
     frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
 ) -> list[PosedImage]:
     """The images of the frames, whose lenses are one object where they are equal."""
-    images, lenses, beaten, angles = [], {}, 0, Counter()
+    images, lenses, beaten, angles, faults = [], {}, 0, Counter(), {}
     all_values = [merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
     are_stated = [bool(values.keys() & SIZE) for values in all_values]
     headers = [None if stated else _header(frame.path) for frame, stated in zip(frames, are_stated, strict=True)]
     other = next(filter(None, headers), None)
     for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):
-        size = _size_of(frame, values, header or other)
-        lens = lens_of(values, frame.where, *size, is_nerfstudio)
+        try:
+            size = _size_of(frame, values, header or other)
+            lens = lens_of(values, frame.where, *size, is_nerfstudio)
+            pose = pose_of(frame.own.get("transform_matrix"), frame.where)
+        except SceneError as error:
+            faults[frame.where] = str(error)
+            continue
         angles.update(filter(None, [", ".join(beaten_angles(values, frame.where, *size))]))
-        pose = pose_of(frame.own.get("transform_matrix"), frame.where)
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
         images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
+    if faults:
+        _, *others = (where.rpartition(": ")[2] for where in faults)
+        also = f"; {len(others)} more frames cannot be used: {first_of(others)}" if others else ""
+        raise SceneError(f"{next(iter(faults.values()))}{also}")
     for keys, count in angles.items():
         notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
     if beaten:
