@@ -55,11 +55,14 @@ def test_all_splits_share_the_map_of_a_lens(tmp_path, monkeypatch):
     assert set(scene.views) == {"train", "test"} and set(made.values()) == {1}
 
 
+@pytest.mark.parametrize("origin", [0, np.array([4201793.6, 172346.2, 4780160.1])], ids=["near", "ECEF"])
 @pytest.mark.parametrize("format", WRITERS)
-def test_every_format_gives_the_same_rays(tmp_path, format: str):
+def test_every_format_gives_the_same_rays(tmp_path, format: str, origin):
     """After each one's frame is taken out, they are those that the images were traced along, through any lens."""
     lens = WIDE if format in ("nerfstudio", "colmap", "colmap text") else PINHOLE
     capture = capture_in(tmp_path, [lens] * 20)
+    for image in capture.images:
+        image.camera_to_world[:, 3] += origin
     WRITERS[format](tmp_path, capture)
     scene = load_scene(str(tmp_path))
     local = lens.direction_map().directions.double()
@@ -70,7 +73,7 @@ def test_every_format_gives_the_same_rays(tmp_path, format: str):
             rays, pose = views.cameras.image_rays(view), wanted[file.name]
             origins = scene.transform.to_input(rays.origins.double().numpy())
             directions = scene.transform.directions_to_input(rays.directions.double().numpy())
-            np.testing.assert_allclose(origins, np.broadcast_to(pose[:, 3], origins.shape), atol=1e-5)
+            np.testing.assert_allclose(origins, np.broadcast_to(pose[:, 3], origins.shape), rtol=0, atol=1e-5)
             np.testing.assert_allclose(directions, local.numpy() @ pose[:, :3].T, atol=1e-5)
             np.testing.assert_array_equal(views.load().image(view).numpy(), np.asarray(Image.open(file)))
             found += 1
@@ -145,6 +148,15 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     assert ("data.box" in capsys.readouterr().out) == (aside > 1.5)
     box = (aside - 1, -1, -1, aside + 1, 1, 1)
     assert not load_scene(str(tmp_path), box=box).transform.warnings()
+
+
+def test_a_camera_of_a_square_is_none_of_wider_images(tmp_path):
+    """NSVF's says the sides of its images, in either order."""
+    WRITERS["nsvf"](tmp_path, capture_in(tmp_path, [PINHOLE] * 3))
+    file = tmp_path / "intrinsics.txt"
+    file.write_text(file.read_text().replace("44 52", "52 52"))
+    with raises_mentioning(SceneError, "r_00.png", "26x22", "52x52"):
+        load_scene(str(tmp_path))
 
 
 def test_images_that_are_turned_are_counted(tmp_path, capsys):

@@ -233,9 +233,10 @@ def test_poses_of_another_unit_than_the_box(tmp_path: Path):
     assert not load_scene(str(write_scene(tmp_path / "toy"))).transform.warnings()
 
 
-def test_a_box_is_in_the_coordinates_of_the_files_which_must_not_be_far_away(tmp_path: Path):
+def test_a_box_is_in_the_coordinates_of_the_files_which_must_not_be_far_away(tmp_path: Path, capsys):
     folder, box = str(write_capture(tmp_path / "far", far_away(rounded=False))), [*(UTM - 40), *(UTM + 40)]
-    assert any("subtract one point" in line for line in load_scene(folder, box=tuple(box)).transform.warnings())
+    assert run_main(inspect, folder, "--data.box", *map(str, box)) == 1
+    assert_names(capsys.readouterr().out, "digits end at 0.5", "leave out data.box", "subtract one point")
     assert not any("subtract" in line for line in load_scene(folder).transform.warnings())
 
 

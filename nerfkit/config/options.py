@@ -17,7 +17,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from nerfkit.config.recipe import rule, value_text
 from nerfkit.config.resolve import Decision, decide
-from nerfkit.limits import MAX_LEVELS, MAX_RESOLUTION, OPS
+from nerfkit.limits import COORDINATE_LIMIT, MAX_LEVELS, MAX_RESOLUTION, OPS
 from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Words, integer, number
 
 Backend = Literal["auto", "torch", "cpp", "cuda"]
@@ -65,7 +65,8 @@ class DataConfig:
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
     masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
     background: auto("data.background", Literal["white", "black", "random"]) = None  # behind transparent pixels
-    box: auto("data.box", Box, -1e6, 1e6) = None  # lowest and highest corner, in the coordinates of the files
+    # lowest and highest corner, in the coordinates of the files
+    box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
     appearance: Literal["none", "affine"] = "none"  # affine: each training image has its own color transform
     pose_optimization: Flag = False  # learn where each training image was taken
 

@@ -16,6 +16,7 @@ import viser
 from viser import _messages
 
 from nerfkit.crop import Crop
+from nerfkit.data.scene_transform.transform import vector_text
 from nerfkit.errors import UserError
 from nerfkit.rendering.paths import look_at
 from nerfkit.viewer import frames
@@ -213,7 +214,7 @@ class Session:
         frame.render(0, 1)
         depth, opacity = (frame.parts[0][name].item() for name in ("depth_ray", "opacity"))
         place = here.matrix[:, 3] - here.matrix[:, 2] * depth
-        place = ", ".join(f"{x:.4g}" for x in (place if scene.transform is None else scene.transform.to_input(place)))
+        place = vector_text(place if scene.transform is None else scene.transform.to_input(place))
         there = f"{scene.in_files(depth):.4g} scene units deep, at {place}"
         self.probed.content = f"clicked: {there if opacity > frames.FOREGROUND else 'nothing is there'}"
 

@@ -83,10 +83,11 @@ def camera_diagnostics(images: Sequence[PosedImage], transform: SceneTransform) 
     is_rounded = (rig.positions.astype(np.float32) == rig.positions).all()
     step = float(np.spacing(np.float32(farthest) if is_rounded or transform.is_identity else farthest))
     if spread > 0 and step > COARSEST * spread:
+        boxed = "leave out data.box, which keeps the files' coordinates, or " if transform.is_identity else ""
         yield (
             f"positions of cameras reach {farthest:.6g} from the origin, where their digits end at {step:.2g}, and the "
-            f"cameras stand {spread:.3g} apart at most; subtract one point from all positions, sparse points included, "
-            "in the program that wrote them"
+            f"cameras stand {spread:.3g} apart at most; {boxed}subtract one point from all positions, sparse points "
+            "included, in the program that wrote them"
         )
     distances = np.linalg.norm(rig.positions - np.median(rig.positions, axis=0), axis=1)  # [V]
     usual = float(np.quantile(distances, 0.9, method="lower"))

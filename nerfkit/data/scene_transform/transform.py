@@ -143,8 +143,8 @@ def unit(vector: Any) -> np.ndarray:
 
 
 def vector_text(vector: np.ndarray) -> str:
-    """A vector [3] for a line of text."""
-    return f"({', '.join(f'{value:.4g}' for value in vector)})"
+    """A vector [3] for a line of text; of a place far from the origin, all digits before the point, and some behind."""
+    return f"({', '.join(f'{value:.4g}' if abs(value) < 1e4 else f'{value:.10g}' for value in vector)})"
 
 
 def corner_text(box: np.ndarray) -> str:
