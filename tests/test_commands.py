@@ -253,6 +253,7 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
         ("train", ("--out", tmp_path / "new"), ("data.path",)),
         ("train", (*few, "--eval.split", "val"), ("eval.split", "val", "train", "test")),
         ("export", ("run",), ("after the run folder", "mesh", "'run'")),
+        ("export", (run, "splat"), ("after the run folder", "did you mean splats?")),
     ):
         assert_names(call(command, *words, status=1), *named)
     (run / "config.toml").write_text((run / "config.toml").read_text().replace('/scene"', '/gone"'))

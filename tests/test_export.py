@@ -31,7 +31,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import read_path
 from nerfkit.training.run.load import load_run
 from nerfkit.training.trainer import Trainer
-from tests.naming import raises_mentioning
+from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import PINHOLE, capture_in
 from tests.sphere_field import CENTER, RADIUS, SPECK, SPECK_RADIUS, call, cameras, frame, read_ply, write_run
 from tests.test_crop import UTM
@@ -335,6 +335,8 @@ def test_far_from_the_origin_points_are_double_and_splats_are_refused_before_any
     (run / "scene.json").write_text(json.dumps(content))
     with raises_mentioning(UserError, "float32", "--frame model"):
         call(run, "splats", "--out", tmp_path / "s.ply")
+    with raises_mentioning(UserError, "583954.937", "4512350.995", "--crop"):  # where the run is
+        call(run, "points", "--out", tmp_path / "s.ply", "--crop", 0, 0, 0, 1, 1, 1)
     assert not list(tmp_path.glob("s.ply*"))
 
 
@@ -377,7 +379,7 @@ def test_exr_holds_the_same_as_float32(run, tmp_path):
     assert channels["G"] == pytest.approx(values["rgb"][..., 1] ** 2.2, abs=0.02)
 
 
-def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch):
+def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch, capsys):
     made, whole = [], images.image_bytes
 
     def until_two(*arguments):
@@ -390,6 +392,7 @@ def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(images, "image_bytes", until_two)
         call(run, *arguments)
+    assert_names(capsys.readouterr().out, "kept", tmp_path / "d", "same command goes on")
     first, last = (tmp_path / "d" / f"photo_{view}.npz" for view in (0, 13))
     began = first.stat().st_mtime_ns
     call(run, *arguments)

@@ -17,7 +17,7 @@ from nerfkit.export.views import Seen
 from nerfkit.model.compositing import Rendering, median_depth
 from nerfkit.model.sampling import Samples
 from tests.camera_layouts import look_at
-from tests.naming import raises_mentioning
+from tests.naming import assert_names, raises_mentioning
 from tests.sphere_field import (
     CENTER,
     DENSITY,
@@ -246,7 +246,7 @@ def test_without_a_name_it_goes_to_the_run_folder_and_nothing_is_replaced_unaske
 
 
 @pytest.mark.parametrize("source", ["density", "depth"])
-def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatch, source):
+def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatch, capsys, source):
     monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 1)
     kind = {"density": fields.DensityField, "depth": fields.DepthField}[source]
     inside, calls, killed_at = kind.inside, [], None
@@ -265,6 +265,7 @@ def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatc
         killed_at = len(calls) + 3
         with pytest.raises(KeyboardInterrupt):
             call(run, *arguments, tmp_path / "m.ply", *options)
+        assert_names(capsys.readouterr().out, "kept", tmp_path / "m.ply.work", "same command goes on")
     killed_at = None
     call(run, *arguments, tmp_path / "m.ply")
     assert total > 3 and len(calls) == 2 * total + 3, "three blocks were taken from before, none of another grid"

@@ -204,16 +204,17 @@ def export_depth(run: Run, options: DepthOptions) -> None:
     output = OutputFolder(run.folder, options.out, f"depth_{options.split}", options.overwrite, of)
     image_of, on_device = ImageRenderer(run.model, run.background), views.to(run.device)
     depth = "depth_median_z" if options.depth == "median" else "depth_z"
-    for view in tqdm(range(len(views)), desc="views", unit="view", dynamic_ncols=True):
-        files = {format: f"{stems[view]}.{format}" for format in formats}
-        if all(output.folder.owns(file) for file in files.values()):
-            continue
-        rendered = image_of(on_device, view, ("rgb", "depth", "median_depth", "opacity", "normal"))
-        arrays = images.in_files(
-            {name: value.numpy() for name, value in rendered.items()}, target_transform(run, options)
-        )
-        for format, file in files.items():
-            output.folder.write(file, images.image_bytes(arrays, format, depth))
+    with output:
+        for view in tqdm(range(len(views)), desc="views", unit="view", dynamic_ncols=True):
+            files = {format: f"{stems[view]}.{format}" for format in formats}
+            if all(output.folder.owns(file) for file in files.values()):
+                continue
+            rendered = image_of(on_device, view, ("rgb", "depth", "median_depth", "opacity", "normal"))
+            arrays = images.in_files(
+                {name: value.numpy() for name, value in rendered.items()}, target_transform(run, options)
+            )
+            for format, file in files.items():
+                output.folder.write(file, images.image_bytes(arrays, format, depth))
     listed = [image.name for image in names]
     output.finish(about(run, options, None, counts={"views": len(views)}, views=listed))
     report([output.path], {"views": len(views)})

@@ -19,7 +19,7 @@ from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
-from nerfkit.safe_io import printable, shell_join
+from nerfkit.safe_io import did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
@@ -268,7 +268,10 @@ def export_options(arguments: list[str]) -> ExportOptions:
         return parsed(KINDS[kind], f"export RUN {kind}", rest)
     asked = arguments[:1] in (["-h"], ["--help"])
     if arguments and not asked:
-        raise UserError(f"give what to export after the run folder: {', '.join(KINDS)}; got {arguments[:2]!r:.80}")
+        named = [did_you_mean(word, KINDS) for word in arguments[:2] if not os.path.exists(word)]
+        meant = next(filter(None, named), "")
+        got = f"{', '.join(KINDS)}; got {arguments[:2]!r:.80}{meant}"
+        raise UserError(f"give what to export after the run folder: {got}")
     kinds = "|".join(KINDS)
     print(f"usage: nerfkit export RUN {kinds} [options]   (nerfkit export RUN mesh --help shows a kind's options)")
     sys.exit(0 if asked else 2)

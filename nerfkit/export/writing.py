@@ -124,6 +124,13 @@ class OutputFolder:
         (self.path / UNFINISHED).unlink(missing_ok=True)
         self.folder.unlock()
 
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(self, kind: type | None, *exception: object) -> None:
+        if kind is KeyboardInterrupt:
+            say_kept(self.folder)
+
 
 def _go_on(folder: OwnFolder, name: str, key: dict[str, Any]) -> None:
     """Keep what is in a folder if its file `name` holds the key, else start anew."""
@@ -131,6 +138,11 @@ def _go_on(folder: OwnFolder, name: str, key: dict[str, Any]) -> None:
     if not folder.owns(name) or (folder.path / name).read_text(encoding="utf-8", errors="replace") != text:
         folder.clear()
         folder.write(name, text)
+
+
+def say_kept(folder: OwnFolder) -> None:
+    """Print what becomes of an export that was stopped."""
+    print(f"\nwhat is done is kept in {printable(folder.path)}; the same command goes on from there")
 
 
 class EmptyError(UserError):
@@ -155,6 +167,8 @@ class Work:
     def __exit__(self, kind: type | None, *exception: object) -> None:
         if kind in (None, EmptyError):
             self._remove()
+        elif kind is KeyboardInterrupt:
+            say_kept(self.folder)
         self.folder.unlock()
 
     def part(self, name: str, make: Callable[[], Arrays]) -> Arrays:
