@@ -105,7 +105,7 @@ def test_directions_of_many_lenses_lie_between_those_of_nodes(monkeypatch, most:
         pixel = torch.arange(lens.width * lens.height)
         wanted = torch.stack([pixel % lens.width, pixel // lens.width], dim=-1) + 0.5
         assert (lens.project(local) - wanted).norm(dim=-1).max() < off
-        assert cameras.known_image(view).all()
+        assert cameras.known_image(view) is None
     one, reordered = cameras[[1]], cameras[[3, 1]]
     torch.testing.assert_close(one.image_rays(0).directions, cameras.image_rays(1).directions)
     torch.testing.assert_close(reordered.image_rays(0).directions, cameras.image_rays(0).directions)

@@ -15,7 +15,7 @@ from nerfkit.commands import StopSignals, command_line
 from nerfkit.commands.eval import where_compared
 from nerfkit.commands.options import TrainOptions
 from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig
-from nerfkit.config.recipe import value_text
+from nerfkit.config.recipe import UNLIMITED, value_text
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.diagnostics import image_diagnostics
@@ -129,7 +129,11 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     if moved := trainer.adjustments.stats():
         turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
         print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
-    progress.close(score(scene, trainer, folder))
+    metrics = None
+    try:
+        metrics = score(scene, trainer, folder)
+    finally:
+        progress.close(metrics)
     if diagnostic := run_diagnostic(read_lines(folder.path)):
         print(f"warning: {diagnostic}")
     print(f"run folder: {folder.path}\nnext: {command_line('render', folder.path, *own_module(config))}")
@@ -259,6 +263,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     data, sampling, settings = config.data, config.sampling, config.trainer
     n_parameters = sum(p.numel() for p in trainer.model.parameters())
     limit = f", at most {settings.max_seconds:g} s" if settings.max_seconds else ""
+    to_last = " on" if settings.steps == UNLIMITED else f" to {trainer.last_step}"
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
     low, high = ([float(f"{x:.4g}") for x in corner] for corner in (data.box[:3], data.box[3:]))
     beyond = f", contracted beyond, up to {sampling.far:.4g}" if sampling.kind == "contracted" else ""
@@ -274,7 +279,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
         *[("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
         (
             "training",
-            f"steps {trainer.step} to {trainer.last_step}{limit}{used}, {settings.samples_per_step} samples a step, "
+            f"from step {trainer.step}{to_last}{limit}{used}, {settings.samples_per_step} samples a step, "
             f"learning rate {settings.learning_rate:g}{', loss ' * bool(settings.loss)}{settings.loss}",
         ),
     ]

@@ -15,7 +15,7 @@ import msgspec
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from nerfkit.config.recipe import rule, value_text
+from nerfkit.config.recipe import UNLIMITED, rule, value_text
 from nerfkit.config.resolve import Decision, decide
 from nerfkit.limits import COORDINATE_LIMIT, MAX_LEVELS, MAX_RESOLUTION, OPS
 from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Words, integer, number
@@ -105,7 +105,7 @@ class SamplingConfig:
 class TrainerConfig:
     """Optimisation."""
 
-    steps: auto("trainer.steps", int, 1, 10**9) = None  # optimisation steps
+    steps: auto("trainer.steps", int, 1, UNLIMITED) = None  # optimisation steps
     max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training and schedule end after this [s]; 0: never
     samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None  # or rays, of a model without samples
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient

@@ -53,7 +53,7 @@ class Condition(NamedTuple):
     """When a case decides."""
 
     text: str  # in the help: "6 with size small"
-    by: str  # what decides then: scene, device, size or model
+    by: str  # what decides then: scene, device, size, time or model
     holds: Callable[[Facts], bool]
 
 
@@ -85,7 +85,9 @@ ENDS_THERE = Condition(
     "where that is known", "scene",
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
+TIMED = Condition("with a trainer.max_seconds", "time", lambda facts: bool(facts.config.trainer.max_seconds))
 FAST_RATE = 0.02
+UNLIMITED = 10**9  # steps: the time ends the training
 
 Recipe = dict[str, tuple[tuple[Any, Condition], ...]]
 
@@ -117,7 +119,7 @@ BASE: Recipe = {
     "model.max_resolution": ((512, SMALL), (8192, UNBOUNDED), (2048, OTHERWISE)),
     "model.mlp_width": ((32, SMALL), (64, OTHERWISE)),
     "model.aggregator": ((True, OTHERWISE),),
-    "trainer.steps": ((8000, SMALL), (20000, OTHERWISE)),
+    "trainer.steps": ((Found("no limit", lambda facts: UNLIMITED), TIMED), (8000, SMALL), (20000, OTHERWISE)),
     "trainer.max_seconds": ((480.0, SMALL), (0.0, OTHERWISE)),
     "trainer.samples_per_step": ((6144, SMALL), (262144, OTHERWISE)),
     "trainer.optimizer": (("lazy_adam", OBJECT_ON_GPU), ("adam", OTHERWISE)),

@@ -25,7 +25,7 @@ class Decision:
     """The value of an option that was left as auto."""
 
     value: bool | int | float | str | tuple[float, ...]
-    by: str  # scene, device, size or model
+    by: str  # scene, device, size, time or model
     why: str
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,11 @@ class DirectionTable:
     across: Tensor  # [V] int64, nodes in a row of each view's
     step: Tensor  # [V, 2] float32, pixels between two nodes, across and down
     spacing: int = 1  # pixels between two nodes at most; 1: they are the pixels
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether every direction is known."""
+        return bool(self.valid.all())
 
     def at(self, view: Tensor, column: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         """Directions [R, 3], of any length, through pixels, and whether they are known [R]."""
@@ -168,7 +174,7 @@ class Cameras:
 
     def known_image(self, view: int) -> Tensor | None:
         """Whether the lens has a direction for each pixel of one image, [H, W] bool; None where it has for all."""
-        if self.table is None:
+        if self.table is None or self.table.is_complete:
             return None
         width, height = self.size(view)
         return self.table.at(*self._pixels(view, 0, width * height))[1].unflatten(0, (height, width))

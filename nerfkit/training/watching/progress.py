@@ -65,12 +65,10 @@ class Progress:
         """Draw what shows the whole training, which has ended, or was `stopped` and has no time to lose."""
         if self.previews is not None:
             self.previews.finish(self.trainer, stopped)
-        if self.trainer.processes.is_first:
-            plot_training(self.folder)
 
     def close(self, metrics: dict[str, Any] | None = None) -> None:
         """End, with the scores of the trained model if there are some."""
-        if metrics is not None and self.trainer.processes.is_first:
+        if self.trainer.processes.is_first:
             plot_training(self.folder, metrics)
         if self.board is not None:
             if metrics is not None:
@@ -181,8 +179,9 @@ def plot_training(folder: RunFolder, metrics: dict[str, Any] | None = None) -> N
     if not lines and not scores:
         return
     seconds = [line["seconds"] for line in lines]
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4))  # with margins of its own: a layout that fits is drawn twice
     left, right = figure.subplots(1, 2)
+    figure.subplots_adjust(left=0.07, right=0.98, bottom=0.13, top=0.92, wspace=0.17)
     left.semilogy(seconds, [line["loss"] for line in lines], color="tab:blue")
     left.set(xlabel="training time [s]", ylabel="loss", title="loss")
     right.plot(seconds, [line.get("psnr", float("nan")) for line in lines], color="tab:orange", label="training rays")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import viser
 
+from nerfkit.config.recipe import UNLIMITED
 from nerfkit.training.run.files import of_scores, scores_file
 from nerfkit.viewer.frames import BACKGROUNDS, COLORMAPS, COMPARING, OUTPUTS, vertical_fov
 from nerfkit.viewer.scene import ViewerScene
@@ -145,7 +146,10 @@ class RunPanel:
             return f"**trained**: {of_scores(scores)}"
         line = next((line for line in reversed(state.scene.history) if "loss" in line), {})
         step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
-        parts = [f"step {step} of {state.scene.config.trainer.steps}", f"{seconds:.0f} s of training"]
+        settings = state.scene.config.trainer
+        of = "" if settings.steps == UNLIMITED else f" of {settings.steps}"
+        limit = f" of {settings.max_seconds:g}" if settings.max_seconds else ""
+        parts = [f"step {step}{of}", f"{seconds:.0f}{limit} s of training"]
         if "psnr" in line:
             parts.append(f"PSNR {line['psnr']:.2f} dB on training rays")
         doing = "paused" if state.paused else "training" if trainer else "trained, not scored"
