@@ -19,10 +19,9 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from playwright.sync_api import sync_playwright  # noqa: E402
 
-from tests.test_viewer import send_malformed  # noqa: E402
 from tests.toy_scene import small_options  # noqa: E402
 from tests.trainers import make_trainer  # noqa: E402
-from tests.viewing import served, wait_for  # noqa: E402
+from tests.viewing import send_malformed, served, wait_for  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

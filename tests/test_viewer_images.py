@@ -29,7 +29,7 @@ from nerfkit.rendering.images import colorize
 from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, depth_range, nearest_view, viewpoint
+from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, depth_range, nearest_view, vertical_fov, viewpoint
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
@@ -117,6 +117,21 @@ def test_a_picture_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown,
     frame = ModelFrame(shown, here, 50, 30, session.shown_look())
     frame.render(0, frame.n_rays)
     assert name == f"still_{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
+
+
+def test_the_training_image_lies_on_the_rendering(shown):
+    """At a training camera a split screen shows that image, whatever the field says of depths."""
+    cameras, (width, height) = shown.cameras, shown.cameras.size(2)
+    shown.add_images(cameras)
+    here = Viewpoint.of(cameras.camera_to_world[2].double().numpy(), vertical_fov(cameras, 2))
+    frame = ModelFrame(shown, here, width, height, Look(view=2, split=0.0))
+    frame.render(0, frame.n_rays)
+    row, column = np.mgrid[0:height, 0:width] + 0.5
+    (across, down), (x, y) = cameras.focal[2].numpy(), cameras.center[2].numpy()
+    x, y = (column - width / 2) / down * across + x, row - height / 2 + y
+    seen = (x > 1) & (x < width - 1) & (y > 1) & (y < height - 1)
+    wanted = shown.photo(2).numpy()[y.astype(int).clip(0, height - 1), x.astype(int).clip(0, width - 1)]
+    assert seen.mean() > 0.4 and np.abs(frame.finish() / 255 - wanted)[seen].mean() < 0.06
 
 
 def test_what_no_training_view_saw_fades_in_the_viewer(shown):

@@ -81,7 +81,7 @@ class Viewer:
 
     def tick(self) -> None:
         """Do what was left to this thread, let the panels do what is due, and free what browsers have left behind."""
-        while not self._calls.empty():
+        for _ in range(self._calls.qsize()):  # what comes meanwhile waits for the next time
             self._try(self._calls.get())
         now = time.perf_counter()
         if self._leavings_since is not None and now - self._leavings_since >= FREE_AFTER:
