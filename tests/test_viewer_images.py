@@ -27,6 +27,7 @@ from nerfkit.model.renderer import Renderer
 from nerfkit.model.stages import Decoder
 from nerfkit.rendering.images import colorize
 from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
+from nerfkit.training.run.folder import RunFolder
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
 from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, depth_range, nearest_view, vertical_fov, viewpoint
@@ -44,13 +45,14 @@ SIZE = (32, 24)
 
 
 @pytest.fixture
-def shown(small_config, monkeypatch) -> ViewerScene:
+def shown(small_config, monkeypatch, tmp_path) -> ViewerScene:
     """The toy scene with a field of fog, and nothing of the scene's folder yet."""
     monkeypatch.setattr(Decoder, "density_bias", 4.0)
-    scene = load_scene(small_config.data.path)
+    scene, folder = load_scene(small_config.data.path), RunFolder(tmp_path / "run")
+    folder.claim()
     return ViewerScene(
         scene.name, small_config, Renderer(small_config), torch.ones(3), scene.split("train").cameras, scene.up,
-        scene.transform, None,
+        scene.transform, folder,
     )  # fmt: skip
 
 

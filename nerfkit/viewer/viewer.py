@@ -49,8 +49,7 @@ class Viewer:
         self._told: set[str] = set()  # errors
         self._set_limits(trains=False)
         keep_limits(page.server.gui)
-        run = "" if scene.folder is None else f"{scene.folder.path.resolve().name}, "
-        page.entitle(f"{run}{scene.name}: nerfkit")
+        page.entitle(f"{scene.folder.path.resolve().name}, {scene.name}: nerfkit")
         self.state = State(scene, self.engine, self.later)
         self.sessions = self.state.sessions  # of clients
         self.panels = Panels(page.server, self.state)
