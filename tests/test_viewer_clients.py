@@ -9,6 +9,8 @@ import socket
 import threading
 import time
 import weakref
+from itertools import chain, repeat
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
@@ -187,14 +189,19 @@ def test_browsers_that_vanish_leave_no_session_and_no_thread_and_are_freed_at_on
     assert not viewer.engine.clients and set(threading.enumerate()) <= threads
 
 
+def frozen(viewer) -> Browser:
+    """One that reads nothing any more, so that there is no room to send it a ping."""
+    browser = come(viewer)
+    (session,) = viewer.sessions.values()
+    browser.freeze()
+    session.client.send_file_download("much", MUCH)
+    return browser
+
+
 def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch):
     monkeypatch.setattr(page_module, "PING_SECONDS", 0.3)
     monkeypatch.setattr(page_module, "FROZEN_SECONDS", 8.0)  # others have as long to answer on a busy machine
-    still = come(viewer)
-    (session,) = viewer.sessions.values()
-    other = come(viewer)
-    still.freeze()
-    session.client.send_file_download("much", MUCH)  # there is no room to send a ping
+    still, other = frozen(viewer), come(viewer)
     seen = other.pictures.qsize()
     wait_for(lambda: other.drag(0.1) or other.pictures.qsize() >= seen + 5)
     other.close()
@@ -203,10 +210,7 @@ def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch)
 
 
 def test_an_end_does_not_wait_for_a_frozen_browser(viewer):
-    browser = come(viewer)
-    browser.freeze()
-    (session,) = viewer.sessions.values()
-    session.client.send_file_download("much", MUCH)
+    browser = frozen(viewer)
     time.sleep(0.5)
     began = time.monotonic()
     viewer.page.stop()
@@ -214,31 +218,17 @@ def test_an_end_does_not_wait_for_a_frozen_browser(viewer):
     assert browser.is_hung_up()
 
 
-class FakeConnection:
-    """Never answers; `read` bytes of what was sent are read each time that somebody looks."""
-
-    def __init__(self, read: int):
-        self.transport, self.read, self.unread, self.aborted = self, read, 10, False
-
-    async def ping(self):
-        return asyncio.get_running_loop().create_future()
-
-    def get_write_buffer_size(self) -> int:
-        self.unread = max(self.unread - self.read, 0)
-        return self.unread
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
 def test_a_slow_browser_that_reads_is_waited_for(monkeypatch):
     monkeypatch.setattr(page_module, "PING_SECONDS", 0.0)
     monkeypatch.setattr(page_module, "FROZEN_SECONDS", 0.05)
 
     async def seconds(read: int) -> float:
-        connection, began = FakeConnection(read), time.monotonic()
-        await page_module.hang_up_when_frozen(connection)
-        assert connection.aborted
+        """Until one is hung up on that never answers, and reads so many of 10 bytes each time that somebody looks."""
+        began, left = time.monotonic(), chain(range(10, 0, -read), repeat(0)) if read else repeat(10)
+        transport = Mock(get_write_buffer_size=lambda: next(left))
+        never = AsyncMock(side_effect=asyncio.get_running_loop().create_future)
+        await page_module.hang_up_when_frozen(Mock(ping=never, transport=transport))
+        transport.abort.assert_called_once()
         return time.monotonic() - began
 
     assert asyncio.run(seconds(0)) < 0.2 < asyncio.run(seconds(1))

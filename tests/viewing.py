@@ -26,7 +26,7 @@ from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session
 from nerfkit.viewer.viewer import TrainingViewer, Viewer
-from scripts.bench_viewer import Circle, FakeBrowser, decoded
+from scripts.bench_viewer import FakeBrowser, decoded
 from tests.toy_scene import small_options
 from tests.trainers import make_trainer
 
@@ -155,15 +155,15 @@ class Browser(FakeBrowser):
     """A browser that drags, and may freeze: then nothing is read from its socket."""
 
     def __init__(self, viewer: Viewer):
-        self.awake, self.circle, self.angle = threading.Event(), Circle.around(viewer.scene), 0.0
+        self.awake, self.height = threading.Event(), 1.0
         self.awake.set()
         super().__init__(viewer.page.address, SIZE)
 
     def drag(self, seconds: float) -> None:
         """Move the camera around, twenty times a second."""
         for _ in range(max(round(seconds * 20), 1)):
-            self.angle += 0.03
-            self.circle.send(self, self.angle)
+            self.height += 0.03
+            self.send((2.5, 0.5, self.height))
             time.sleep(0.05)
 
     def freeze(self) -> None:
