@@ -21,20 +21,9 @@ from nerfkit.viewer.engine import Request
 from nerfkit.viewer.frames import OUTPUTS, Look, rotation_of
 from nerfkit.viewer.page import Page, ViewerOptions
 from scripts.bench_viewer import FakeBrowser
-from tests.viewing import (  # noqa: F401 - fixtures
-    SIZE,
-    at,
-    browser_at_viewer,
-    controls_of,
-    new_training,
-    press,
-    session_of_browser,
-    trained_run,
-    viewer_of_run,
-    wait_for,
-)
+from tests.viewing import SIZE, at, controls_of, new_training, press, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark, pytest_plugins = pytest.mark.slow, "tests.viewing"
 
 
 def test_a_picture_is_what_the_renderer_renders(viewer, browser, session):

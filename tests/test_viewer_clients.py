@@ -25,26 +25,11 @@ from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.page import Page, ViewerOptions, bound
 from scripts.bench_viewer import FakeBrowser
-from tests.viewing import (  # noqa: F401 - fixtures
-    SIZE,
-    Browser,
-    at,
-    browser_at_viewer,
-    controls_of,
-    press,
-    send_malformed,
-    served,
-    session_of_browser,
-    trained_run,
-    vanish,
-    viewer_of_run,
-    wait_for,
-)
+from tests.viewing import SIZE, Browser, at, controls_of, press, send_malformed, served, vanish, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark, pytest_plugins = pytest.mark.slow, "tests.viewing"
 
 MUCH = os.urandom(24 * 2**20)  # bytes, more than sockets hold
-
 
 TOO_MUCH = [  # label of a control, value that a client sends, value that is taken; None: as before
     ("Share of training", 0.0, 0.5),
@@ -161,7 +146,7 @@ def test_an_end_leaves_no_thread_and_no_port(folder):
 def come(viewer) -> Browser:
     """A browser that sees the scene."""
     browser = Browser(viewer)
-    browser.drag(0.1)
+    browser.drag()
     browser.pictures.get(timeout=20)
     return browser
 
@@ -203,7 +188,7 @@ def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch)
     monkeypatch.setattr(page_module, "FROZEN_SECONDS", 8.0)  # others have as long to answer on a busy machine
     still, other = frozen(viewer), come(viewer)
     seen = other.pictures.qsize()
-    wait_for(lambda: other.drag(0.1) or other.pictures.qsize() >= seen + 5)
+    wait_for(lambda: other.drag() or other.pictures.qsize() >= seen + 5)
     other.close()
     wait_for(lambda: not viewer.sessions, 40)
     assert still.is_hung_up()

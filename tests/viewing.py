@@ -85,28 +85,28 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> object:
     return value
 
 
-@pytest.fixture(scope="module", name="folder")
-def trained_run(tmp_path_factory, toy_scene):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, toy_scene):
     run = tmp_path_factory.mktemp("viewer") / "run"
     make_trainer(small_options(toy_scene)).train(run)
     return run
 
 
-@pytest.fixture(name="viewer")
-def viewer_of_run(folder):
+@pytest.fixture
+def viewer(folder):
     with served(folder) as viewer:
         yield viewer
 
 
-@pytest.fixture(name="browser")
-def browser_at_viewer(viewer):
+@pytest.fixture
+def browser(viewer):
     browser = FakeBrowser(viewer.page.address, SIZE)
     yield browser
     browser.close()
 
 
-@pytest.fixture(name="session")
-def session_of_browser(viewer, browser):
+@pytest.fixture
+def session(viewer, browser):
     """That of the browser, which has seen a picture."""
     at(browser)
     (session,) = viewer.sessions.values()
@@ -159,12 +159,11 @@ class Browser(FakeBrowser):
         self.awake.set()
         super().__init__(viewer.page.address, SIZE)
 
-    def drag(self, seconds: float) -> None:
-        """Move the camera around, twenty times a second."""
-        for _ in range(max(round(seconds * 20), 1)):
-            self.height += 0.03
-            self.send((2.5, 0.5, self.height))
-            time.sleep(0.05)
+    def drag(self) -> None:
+        """Move the camera, which takes a moment."""
+        self.height += 0.03
+        self.send((2.5, 0.5, self.height))
+        time.sleep(0.05)
 
     def freeze(self) -> None:
         kept = self.connection.recv_messages
