@@ -156,7 +156,7 @@ def depth_errors(run: Run, views: list[View]) -> dict[str, Any]:
     image_of = ImageRenderer(run.model, run.background)
     low, high = torch.tensor(run.config.data.box).view(2, 3)
     errors, inside, beyond, rows = [], [], [], []
-    for view in tqdm(views, desc="depth", unit="view", dynamic_ncols=True):
+    for view in tqdm(views, desc="depth", unit="view"):
         if view.true is None:
             raise SceneError(f"{view.name} has no true ranges in the scene's folder 'depth'; see scripts/measure.py")
         images = image_of(view.cameras.to(run.device), 0, ("depth",))
@@ -189,7 +189,7 @@ def floaters(run: Run, views: list[View], others: Sequence[Run] = ()) -> dict[st
     model = build_model(replace(run.config, sampling=replace(run.config.sampling, near=0.0)))  # training has none there
     model.load_state_dict(run.model.state_dict())
     image_of, found, rows = ImageRenderer(model.to(run.device).eval(), run.background), [], []
-    for view in tqdm(views, desc="floaters", unit="view", dynamic_ncols=True):
+    for view in tqdm(views, desc="floaters", unit="view"):
         cameras, true = view.cameras.to(run.device), view.true
         if true is None:
             depth = torch.stack([median_depth(one, cameras) for one in (run, *others)])  # [runs, H, W]

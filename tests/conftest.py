@@ -20,6 +20,7 @@ from tests.processes import call
 from tests.toy_scene import small_options, write_options, write_scene
 
 torch.set_num_threads(1)
+pytest.register_assert_rewrite("tests.viewing")  # whose fixtures two files use
 torch.backends.cudnn.allow_tf32 = False  # for definitions: 11 bits of float32 are no reference
 
 

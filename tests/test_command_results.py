@@ -229,9 +229,13 @@ def test_other_outputs_add_to_frames_and_other_frames_replace_them_on_request(ru
     assert np.load("opacity_0001.npz")["opacity"].shape == (5, 6) and Path("depth_z_0001.npz").exists()
     assert Path("opacity.mp4").exists() and Path("depth_ray.mp4").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"here", "run"}
-    with raises_mentioning(RunError, "another rendering", "--overwrite", "--out"):
-        call(render, *asked, "--frames", 3)
-    assert Path("depth_z_0001.npz").exists(), "nothing is lost by an accident"
+    kept = OwnFolder(run / "render" / "video_1", "rendering")  # by the viewer
+    kept.claim()
+    kept.write("color.mp4", b"")
+    for out in (".", kept.path):
+        with raises_mentioning(RunError, "another rendering", "--overwrite", "--out"):
+            call(render, *asked, "--frames", 3, "--out", out)
+    assert Path("depth_z_0001.npz").exists() and kept.owns("color.mp4"), "nothing is lost by an accident"
     call(render, *asked, "--frames", 3, "--overwrite")
     assert not Path("depth_z_0001.npz").exists()
 

@@ -212,7 +212,8 @@ def test_a_training_in_a_log_of_any_locale(options, tmp_path):
     run = tmp_path / "Dose süß"
     few = ("--config", options, "--out", run, "--trainer.steps", 100, *UNSCORED)
     output = call_process("scripts/train.py", *few, env=env, encoding="utf-8")
-    assert 1 <= output.count("training:") <= 3 and "100/100" in output
+    assert 1 <= output.count("\ntraining:") == output.count("training:") <= 3 and "100/100" in output
+    assert "\r" not in output and "100%" in output and "|" not in output
     assert (run / "config.toml").exists() and f"next: python scripts/render.py '{run}'" in output
     assert f"--resume '{run}'" in last_line(call("scripts/train.py", *few, status=1))
 

@@ -19,10 +19,10 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from playwright.sync_api import sync_playwright  # noqa: E402
 
-from tests.test_viewer import send_malformed  # noqa: E402
+from nerfkit.viewer.frames import rotation_of  # noqa: E402
 from tests.toy_scene import small_options  # noqa: E402
 from tests.trainers import make_trainer  # noqa: E402
-from tests.viewing import served, wait_for  # noqa: E402
+from tests.viewing import send_malformed, served, wait_for  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +72,12 @@ def client(viewer, page):
     return next(iter(viewer.sessions.values())).client
 
 
+def requested(viewer):
+    """What the one browser sees."""
+    (client,) = viewer.engine.clients.values()
+    return client.request.camera
+
+
 def rest(viewer) -> None:
     """Wait until the last picture is there."""
     wait_for(lambda: viewer.engine.clients and all(c.stage > 2 for c in viewer.engine.clients.values()))
@@ -81,9 +87,7 @@ def seen(viewer, page, pose) -> np.ndarray:
     """What the window shows from a pose, beside the panel."""
     (session,) = viewer.sessions.values()
     session.go(pose, session.client.camera.fov)
-    wait_for(
-        lambda: np.allclose(viewer.engine.clients[session.client.client_id].request.camera.matrix, pose, atol=1e-3)
-    )
+    wait_for(lambda: np.allclose(requested(viewer).matrix, pose, atol=1e-3))
     rest(viewer)
     before, image = None, window(page)
     while not np.array_equal(before, image):  # until the browser has drawn it
@@ -101,6 +105,13 @@ def tab(page, name: str) -> None:
     page.get_by_role("tab", name=name).click()
 
 
+def drag(page, right: int, down: int) -> None:
+    page.mouse.move(100, 160)
+    page.mouse.down()
+    page.mouse.move(100 + right, 160 + down, steps=4)
+    page.mouse.up()
+
+
 def shown(client, width: int = 160, height: int = 120) -> np.ndarray:
     """What the browser shows besides its panels, [H, W, 3] in [0, 1]."""
     return client.get_render(height, width, timeout=30) / 255
@@ -114,14 +125,34 @@ def test_the_picture_is_what_the_renderer_renders_and_the_mouse_moves_it(viewer,
     assert np.abs(image.mean((0, 1)) - wanted.mean((0, 1))).max() < 0.02
     assert np.abs(image - wanted).mean() < 0.04
     was = client.camera.position.copy()
-    page.mouse.move(100, 160)
-    page.mouse.down()
-    page.mouse.move(180, 170, steps=4)
-    page.mouse.up()
+    drag(page, 80, 10)
     wait_for(lambda: np.abs(client.camera.position - was).max() > 0.1)
     wait_for(lambda: np.abs(shown(client) - image).mean() > 0.01)
     foreign = [url for url in page.asked if not url.startswith((viewer.page.address, "blob:", "data:"))]
     assert page.asked and not foreign
+
+
+def test_the_camera_flies_has_an_up_and_a_field_of_view_of_its_own(viewer, page, client):
+    seen(viewer, page, viewer.scene.cameras.camera_to_world[1].double().numpy())
+    camera, axes = client.camera, lambda: rotation_of(client.camera.wxyz).T
+    ahead, was = axes()[2], camera.position.copy()
+    page.get_by_role("button", name="Fly").click()
+    wait_for(lambda: np.linalg.norm(camera.look_at - was) < 0.3)
+    time.sleep(0.3)  # until the page has heard of it
+    drag(page, 0, 60)
+    wait_for(lambda: axes()[2] @ ahead < 0.97)
+    assert np.abs(camera.position - was).max() < 0.1, "it looks around where it is"
+    page.keyboard.down("w")
+    wait_for(lambda: (camera.position - was) @ axes()[2] > 0.2)
+    page.keyboard.up("w")
+    page.get_by_role("button", name="New up").click()
+    rest(viewer)
+    down, ahead = axes()[1:]
+    drag(page, 60, 0)
+    wait_for(lambda: axes()[2] @ ahead < 0.97)
+    assert axes()[1] @ down > 0.999, "it turns about the new up"
+    page.get_by_role("slider").last.press("End")  # the field of view
+    wait_for(lambda: requested(viewer).fov == pytest.approx(np.radians(170)))
 
 
 def test_cameras_are_shown_to_who_wants_them_but_not_in_front_of_their_own_picture(viewer, page):

@@ -27,9 +27,10 @@ from nerfkit.model.renderer import Renderer
 from nerfkit.model.stages import Decoder
 from nerfkit.rendering.images import colorize
 from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
+from nerfkit.training.run.folder import RunFolder
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, aspect, depth_range, nearest_view, viewpoint
+from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, aspect, depth_range, nearest_view, vertical_fov, viewpoint
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
@@ -44,13 +45,14 @@ SIZE = (32, 24)
 
 
 @pytest.fixture
-def shown(small_config, monkeypatch) -> ViewerScene:
+def shown(small_config, monkeypatch, tmp_path) -> ViewerScene:
     """The toy scene with a field of fog, and nothing of the scene's folder yet."""
     monkeypatch.setattr(Decoder, "density_bias", 4.0)
-    scene = load_scene(small_config.data.path)
+    scene, folder = load_scene(small_config.data.path), RunFolder(tmp_path / "run")
+    folder.claim()
     return ViewerScene(
         scene.name, small_config, Renderer(small_config), torch.ones(3), scene.split("train").cameras, scene.up,
-        scene.transform, None,
+        scene.transform, folder,
     )  # fmt: skip
 
 
@@ -117,6 +119,21 @@ def test_a_picture_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown,
     frame = ModelFrame(shown, here, 50, 30, session.shown_look())
     frame.render(0, frame.n_rays)
     assert name == f"still_{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
+
+
+def test_the_training_image_lies_on_the_rendering(shown):
+    """At a training camera a split screen shows that image, whatever the field says of depths."""
+    cameras, (width, height) = shown.cameras, shown.cameras.size(2)
+    shown.add_images(cameras)
+    here = Viewpoint.of(cameras.camera_to_world[2].double().numpy(), vertical_fov(cameras, 2))
+    frame = ModelFrame(shown, here, width, height, Look(view=2, split=0.0))
+    frame.render(0, frame.n_rays)
+    row, column = np.mgrid[0:height, 0:width] + 0.5
+    (across, down), (x, y) = cameras.focal[2].numpy(), cameras.center[2].numpy()
+    x, y = (column - width / 2) / down * across + x, row - height / 2 + y
+    seen = (x > 1) & (x < width - 1) & (y > 1) & (y < height - 1)
+    wanted = shown.photo(2).numpy()[y.astype(int).clip(0, height - 1), x.astype(int).clip(0, width - 1)]
+    assert seen.mean() > 0.4 and np.abs(frame.finish() / 255 - wanted)[seen].mean() < 0.06
 
 
 def test_what_no_training_view_saw_fades_in_the_viewer(shown):
@@ -203,80 +220,36 @@ def test_photos_are_cut_out_as_they_are_trained(tmp_path):
     assert (image[outside] - background).abs().max() < 1e-6 < (image[~outside] - background).abs().max()
 
 
-# ---- a video beside a training
+def test_a_video_beside_a_training_shows_one_step_of_it_and_outlives_its_browser(small_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.1)
+    small_config.trainer.steps, page = 10**6, Page(ViewerOptions(port=0), "test")
+    trainer, folder, viewer = new_training(small_config, tmp_path / "run", page)
+    viewer.sharing.training, panel, rendered_at, end = 0.5, viewer.panels.path, [], time.monotonic() + 60
+    browser = FakeBrowser(page.address, (64, 48))
+    browser.send((2.5, 0.5, 1.0))
+    wait_for(lambda: viewer.sessions)
 
-
-class Watched:
-    """A training without an end, a viewer of it, and a browser that asks for a video of a camera that stands still."""
-
-    def __init__(self, config, out, seconds: float):
-        config.trainer.steps = 10**6
-        self.page = Page(ViewerOptions(port=0), "test")
-        self.trainer, self.folder, self.viewer = new_training(config, out, self.page)
-        self.viewer.sharing.training, self.seconds = 0.5, seconds
-        self.rendered_at = []  # steps before which a frame of the video was rendered
-        self.video = self.viewer.panels.path.video
-        self.trainer.on_step.append(self._after_step)
-        self.browser = FakeBrowser(self.page.address, (64, 48))
-        self.browser.send((2.5, 0.5, 1.0))
-        wait_for(lambda: self.viewer.sessions)
-
-    def _after_step(self, trainer) -> None:
+    def after_step(trainer) -> None:
         if trainer.step == 5:  # at which the field changes much
-            (session,) = self.viewer.sessions.values()
-            here, path = session.viewpoint(), self.viewer.panels.path.path
-            key = Keyframe(here.matrix, here.fov, self.seconds)
-            path.keyframes, path.fps, path.size = [key, key], 4, (64, 48)
-            self.viewer.later(lambda: self.video._start(session))
-        if self.viewer.engine.jobs and self.video.bar.value:
-            self.rendered_at.append(trainer.step)
+            (session,) = viewer.sessions.values()
+            key = Keyframe(session.viewpoint().matrix, session.viewpoint().fov, 1.0)
+            panel.path.keyframes, panel.path.fps, panel.path.size = [key, key], 4, (64, 48)
+            viewer.later(lambda: panel.video._start(session))
+        if viewer.engine.jobs and panel.video.bar.value:
+            rendered_at.append(trainer.step)
+            if len(rendered_at) == 2:
+                vanish(browser)
 
-    def train(self, until) -> None:
-        """Train until something is so, for a minute at most."""
-        end = time.monotonic() + 60
-        self.trainer.train(self.folder, should_stop=lambda: until() or time.monotonic() > end)
-        assert until()
-
-
-@pytest.fixture
-def watched(small_config, tmp_path):
-    """Starts one, with a video of some seconds."""
-    started = []
-    yield lambda seconds: started.append(Watched(small_config, tmp_path / "run", seconds)) or started[0]
-    started[0].page.stop()
-
-
-def test_a_video_is_rendered_beside_the_training_and_shows_one_step_of_it(watched):
-    run = watched(seconds=1.0)
-    run.train(lambda: run.video.job is None and run.rendered_at)
-    start = wait_for(lambda: of_type(run, "FileTransferStartDownload"))[0]
-    parts = wait_for(lambda: len(found := of_type(run, "FileTransferPart")) == start["part_count"] and found)
-    assert len(run.rendered_at) >= 3, "training goes on between frames"
-    frames = imageio.imread(b"".join(part["content"] for part in parts), extension=".mp4").astype(int)
+    trainer.on_step.append(after_step)
+    trainer.train(folder, should_stop=lambda: (rendered_at and not viewer.awake) or time.monotonic() > end)
+    assert not viewer.awake and not viewer.engine.jobs and panel.video.job is None and not panel.video.cancel.visible
+    assert len(rendered_at) >= 3, "training goes on between frames"
+    frames = imageio.imread(folder.path / "render/video_1/color.mp4").astype(int)
     assert len(frames) == 5 and frames[0].std() > 1
     assert np.abs(frames - frames[0]).mean() < 2, "the field of one step"
-    run.browser.close()
-
-
-def of_type(run: Watched, kind: str) -> list[dict]:
-    return [message for message in run.browser.messages if message["type"] == kind]
-
-
-def test_a_video_outlives_its_browser_and_is_kept_and_the_training_forgets_it(watched, monkeypatch):
-    monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.1)
-    run = watched(seconds=1.0)
-
-    def is_over() -> bool:
-        if len(run.rendered_at) == 2:
-            vanish(run.browser)
-        return bool(run.rendered_at) and not run.viewer.awake
-
-    run.train(is_over)
-    assert not run.viewer.engine.jobs and run.video.job is None and not run.video.cancel.visible
-    assert len(imageio.imread(run.folder.path / "render/video_1/color.mp4")) == 5
-    (run.folder.path / "elsewhere").mkdir()
-    (run.folder.path / "elsewhere" / "secret.mp4").touch()
-    (run.folder.path / "render" / "link").symlink_to(run.folder.path / "elsewhere")
-    files = run.viewer.panels.path.files
-    files._list()
-    assert files.listed.options == ("render/video_1/color.mp4",) and files.use.visible
+    (folder.path / "elsewhere").mkdir()
+    (folder.path / "elsewhere" / "secret.mp4").touch()
+    (folder.path / "render" / "link").symlink_to(folder.path / "elsewhere")
+    panel.files._list()
+    assert panel.files.listed.options == ("render/video_1/color.mp4",) and panel.files.use.visible
+    page.stop()

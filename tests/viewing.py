@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A viewer of a small run, served by a thread, or of a training, and a browser, for tests."""
+"""A viewer of a small run, served by a thread, or of a training, and browsers, good and bad, for tests."""
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
+from msgspec.msgpack import encode as msgpack
+from websockets.exceptions import ConnectionClosed
 
 from nerfkit.data.load import load_scene
 from nerfkit.training.run.folder import RunFolder, describe
@@ -18,8 +24,19 @@ from nerfkit.training.run.load import load_run
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.scene import ViewerScene
+from nerfkit.viewer.session import Session
 from nerfkit.viewer.viewer import TrainingViewer, Viewer
-from scripts.bench_viewer import Circle, FakeBrowser, decoded
+from scripts.bench_viewer import FakeBrowser, decoded
+from tests.toy_scene import small_options
+from tests.trainers import make_trainer
+
+SIZE = (64, 48)
+MALFORMED = [  # messages on a websocket
+    b"", b"\xc1", b"\xff" * 100, "text", msgpack([1]), msgpack({}), msgpack({"type": "Nothing"}), msgpack({"type": 1}),
+    msgpack({"type": "GuiUpdateMessage"}), msgpack({"type": "GuiUpdateMessage", "uuid": [], "updates": {"value": 1}}),
+    msgpack({"type": "ViewerCameraMessage", "wxyz": "w"}), msgpack({"type": "ScenePointerMessage"}),
+    msgpack({"type": "CommandTriggerMessage", "uuid": "\x1b[31m" + "x" * 10000}),
+]  # fmt: skip
 
 
 @contextmanager
@@ -68,6 +85,66 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> object:
     return value
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, toy_scene):
+    run = tmp_path_factory.mktemp("viewer") / "run"
+    make_trainer(small_options(toy_scene)).train(run)
+    return run
+
+
+@pytest.fixture
+def viewer(folder):
+    with served(folder) as viewer:
+        yield viewer
+
+
+@pytest.fixture
+def browser(viewer):
+    browser = FakeBrowser(viewer.page.address, SIZE)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def session(viewer, browser):
+    """That of the browser, which has seen a picture."""
+    at(browser)
+    (session,) = viewer.sessions.values()
+    return session
+
+
+def at(browser: FakeBrowser, position: Any = (2.5, 0.5, 1.0)) -> np.ndarray:
+    """Its last picture when the camera rests at `position`."""
+    browser.send(position)
+    image = browser.picture()[1]
+    while True:
+        try:  # a full one may be of where it was before; the last has four rays a pixel
+            image = browser.picture(timeout=0.3 if image.shape[1::-1] == browser.size else 60.0)[1]
+        except queue.Empty:
+            return image
+
+
+def controls_of(viewer: Viewer, session: Session) -> dict[str, Any]:
+    """What the browser's panel shows, by its labels."""
+    guis = viewer.page.server.gui, session.client.gui
+    return {getattr(c, "label", ""): c for gui in guis for c in gui._gui_input_handle_from_uuid.values()}
+
+
+def press(browser: FakeBrowser, control: Any, value: object = True, **more: object) -> None:
+    """Set a control, as a click does, or what is none would."""
+    browser.tell({"type": "GuiUpdateMessage", "uuid": control._impl.uuid, "updates": {"value": value, **more}})
+
+
+def send_malformed(viewer: Viewer) -> None:
+    """By one client each, with a camera, unless it is hung up on before."""
+    for message in MALFORMED:
+        hostile = FakeBrowser(viewer.page.address, (40000, 40000))
+        with suppress(ConnectionClosed):
+            hostile.connection.send(message)
+            hostile.send((1.0, 0.5, 1.0))
+        hostile.close()
+
+
 def vanish(browser: FakeBrowser) -> None:
     """Let a browser end without a word."""
     with suppress(OSError):  # it has
@@ -78,16 +155,15 @@ class Browser(FakeBrowser):
     """A browser that drags, and may freeze: then nothing is read from its socket."""
 
     def __init__(self, viewer: Viewer):
-        self.awake, self.circle, self.angle = threading.Event(), Circle.around(viewer.scene), 0.0
+        self.awake, self.height = threading.Event(), 1.0
         self.awake.set()
-        super().__init__(viewer.page.address, (64, 48))
+        super().__init__(viewer.page.address, SIZE)
 
-    def drag(self, seconds: float) -> None:
-        """Move the camera around, twenty times a second."""
-        for _ in range(max(round(seconds * 20), 1)):
-            self.angle += 0.03
-            self.circle.send(self, self.angle)
-            time.sleep(0.05)
+    def drag(self) -> None:
+        """Move the camera, which takes a moment."""
+        self.height += 0.03
+        self.send((2.5, 0.5, self.height))
+        time.sleep(0.05)
 
     def freeze(self) -> None:
         kept = self.connection.recv_messages
@@ -103,8 +179,6 @@ class Browser(FakeBrowser):
         return not self._thread.is_alive()
 
     def _receive(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
         with suppress(ConnectionClosed):
             for frame in self.connection:
                 self.awake.wait()

@@ -23,7 +23,7 @@ from nerfkit.version import __version__
 if TYPE_CHECKING:
     from nerfkit.parallel import Processes
 
-SECONDS_IN_A_LOG = "30"  # between two states of a progress bar that nobody watches
+BARS = {True: {"DYNAMIC_NCOLS": "1"}, False: {"NCOLS": "0", "MININTERVAL": "30", "MAXINTERVAL": "30"}}  # on a terminal?
 MOST_SHOWN = 10_000  # characters of an error
 SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, the system's shutdown, a terminal that was closed
@@ -54,7 +54,8 @@ def run_command(name: str, arguments: list[str]) -> None:
         options = parse(name, arguments)  # before torch is imported, for which --help does not wait
         if processes and name not in SHARED:
             raise UserError(f"nerfkit {name} runs in one process; start it without torchrun")
-        with contextlib.redirect_stdout(Harmless(sys.stdout)):
+        errors = sys.stderr if sys.stderr.isatty() else Lines(sys.stderr)
+        with contextlib.redirect_stdout(Harmless(sys.stdout)), contextlib.redirect_stderr(errors):
             module = importlib.import_module(f"nerfkit.commands.{name}")
             limit_threads(spare=int(name == "view"))  # for the page and the browser
             return module.main(options, *processes)
@@ -62,9 +63,8 @@ def run_command(name: str, arguments: list[str]) -> None:
     in_utf8()
     # Idle threads of torch sleep instead of spinning, which would take cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
-    if not sys.stderr.isatty():
-        for limit in ("TQDM_MININTERVAL", "TQDM_MAXINTERVAL"):  # read when tqdm is imported
-            os.environ.setdefault(limit, SECONDS_IN_A_LOG)
+    for setting, value in BARS[sys.stderr.isatty()].items():
+        os.environ.setdefault(f"TQDM_{setting}", value)  # read when tqdm is imported
     sys.exit(status_among_processes(command))
 
 
@@ -118,7 +118,7 @@ def in_utf8() -> None:
 def status_of(command: Callable[[], int | None], failed: Callable[..., int] | None = None) -> int:
     """Exit status of a command: an error that a user can fix is one line, without a traceback."""
     failed = failed or _failed
-    warnings.showwarning = lambda message, *where: print(f"warning: {harmless(str(message))}", file=sys.stderr)
+    warnings.showwarning = _warn
     for number in (getattr(signal, name) for name in STOPPING[1:] if hasattr(signal, name)):
         if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)
@@ -159,6 +159,12 @@ def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
     return status
 
 
+def _warn(message: Warning | str, *where: Any) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(f"warning: {harmless(str(message))}", file=sys.stderr)  # not into a line that a bar has begun
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
@@ -171,6 +177,25 @@ class Harmless:
 
     def write(self, text: str) -> int:
         return self.stream.write(harmless(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class Lines:
+    """A stream that is no terminal, in which each state of a progress bar is a line."""
+
+    def __init__(self, stream: TextIO):
+        self.stream, self.after_state = stream, False
+
+    def write(self, text: str) -> int:
+        if text:
+            is_state = text.startswith("\r")
+            line = f"{text.strip()}\n" if is_state else text
+            if line != "\n" or not (is_state or self.after_state):
+                self.stream.write(line)
+            self.after_state = is_state
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -205,7 +205,7 @@ def export_depth(run: Run, options: DepthOptions) -> None:
     image_of, on_device = ImageRenderer(run.model, run.background), views.to(run.device)
     depth = "depth_median_z" if options.depth == "median" else "depth_z"
     with output:
-        for view in tqdm(range(len(views)), desc="views", unit="view", dynamic_ncols=True):
+        for view in tqdm(range(len(views)), desc="views", unit="view"):
             files = {format: f"{stems[view]}.{format}" for format in formats}
             if all(output.folder.owns(file) for file in files.values()):
                 continue

@@ -139,7 +139,8 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
 def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOptions) -> None:
     """Write the path, JSON with the state of the model, and remove frames of others; `files` are about to be rendered.
 
-    Frames of another path, size or crop of the same checkpoint are removed only with --overwrite.
+    Frames of another path, size or crop of the same checkpoint, or of an unknown one, are removed only with
+    --overwrite.
     """
     was = None
     if folder.owns(PATH_FILE):
@@ -150,11 +151,11 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
             "or choose another folder with --out"
         )
     if was != path:
-        earlier = sorted(folder.names - {PATH_FILE})
-        if earlier and checkpoint_of(was) == checkpoint_of(path) and not options.overwrite:
+        earlier = list(filter(folder.owns, folder.names - {PATH_FILE}))
+        if earlier and checkpoint_of(was) in ([], checkpoint_of(path)) and not options.overwrite:
             raise RunError(
-                f"{folder.path} holds another rendering of this checkpoint: another path, number of frames, size or "
-                f"crop, {len(earlier)} files. --overwrite removes them, --out FOLDER keeps both"
+                f"{folder.path} holds {len(earlier)} files of another rendering: of this checkpoint with another path, "
+                "number of frames, size or crop, or of the viewer. --overwrite removes them, --out FOLDER keeps both"
             )
         if earlier:
             print(f"{len(earlier)} files of an earlier rendering are removed from {folder.path}")
@@ -193,7 +194,7 @@ def render_frames(
             bar = color_bar("turbo", *ends, f"{name} [units of the scene's files]")
             folder.write(f"{LEGEND}{name}.png", png_bytes(bar))
     views, hidden = processes.shard(len(cameras)), not processes.is_first
-    for view in tqdm(views, desc="rendering", unit="frame", dynamic_ncols=True, disable=hidden):
+    for view in tqdm(views, desc="rendering", unit="frame", disable=hidden):
         if resume and all(folder.owns(files[view]) for files in frames.values()):
             continue
         images: dict[str, Tensor] = image_of(cameras, view, outputs)

@@ -15,8 +15,7 @@ def main(options: SummaryOptions) -> int:
     split = run_files.read_config(folder).eval.split
     file = run_files.scores_file(folder, split)
     print(f"\n{folder}: {run_files.of_scores(file) if file.exists() else without_scores(folder)}")
-    if diagnostic := run_files.run_diagnostic(run_files.read_lines(folder)):
-        print(f"  warning: {diagnostic}")
+    run_files.warn_of_run(run_files.read_lines(folder))
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / run_files.score_name(split)],

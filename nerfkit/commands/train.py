@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.safe_io import printable
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import SETUP, in_one_line, read_config, read_lines, run_diagnostic
+from nerfkit.training.run.files import SETUP, in_one_line, read_config, read_lines, warn_of_run
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_transform
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.trainer import Trainer
@@ -81,7 +82,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     views = scene.split("train")
     images = views.load(progress_bar=processes.is_first)
     for line in image_diagnostics(images, views.white_ignores, config.data.background) if processes.is_first else ():
-        print(f"warning: {line}")
+        warnings.warn(line, stacklevel=2)
     seed_everything(config.seed)  # what a model of one's own may draw
     trainer = Trainer(config, views.cameras, images, scene=scene, device=device, processes=processes)
     progress = Progress(trainer, scene)
@@ -134,8 +135,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         metrics = score(scene, trainer, folder)
     finally:
         progress.close(metrics)
-    if diagnostic := run_diagnostic(read_lines(folder.path)):
-        print(f"warning: {diagnostic}")
+    warn_of_run(read_lines(folder.path))
     print(f"run folder: {folder.path}\nnext: {command_line('render', folder.path, *own_module(config))}")
     if viewer is not None:
         viewer.detach(trainer)

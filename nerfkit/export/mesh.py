@@ -67,7 +67,7 @@ def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:
         return joined([piece_of_block(grid, *of_block) for of_block in zip(part, values, strict=True)])
 
     pieces = []
-    with tqdm(total=len(blocks), desc="surface", unit="block", dynamic_ncols=True) as bar:
+    with tqdm(total=len(blocks), desc="surface", unit="block") as bar:
         for start in range(0, len(blocks), BLOCKS_OF_A_PART):
             part = blocks[start : start + BLOCKS_OF_A_PART]
             arrays = work.part(f"blocks_{start:08d}", lambda part=part: piece_of(part)._asdict())
@@ -170,7 +170,7 @@ def _seen_colors(mesh: Mesh, views: Views, cell: float, device: torch.device) ->
     vertices, normals, middles = (torch.from_numpy(x).float() for x in (mesh.vertices, mesh.normals, middles))
     best = torch.zeros(len(vertices), BEST)  # scores of the best cameras, on the CPU
     colors = torch.zeros(len(vertices), BEST, 3, dtype=torch.uint8)
-    for view in tqdm(views, total=len(views), desc="colors", unit="view", dynamic_ncols=True):
+    for view in tqdm(views, total=len(views), desc="colors", unit="view"):
         parts = [view.see(chunk.to(device)) for chunk in (*vertices.split(CHUNK), *middles.split(CHUNK))]
         surface = Seen(*(torch.cat(values) for values in zip(*parts, strict=True)))
         occluder = Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))

@@ -65,7 +65,7 @@ def joined(clouds: list[PointCloud]) -> PointCloud:
 def gather(views: Views, box: np.ndarray, crop: Crop | None, count: int) -> PointCloud:
     """About `count` points in a box [2, 3] of the model's frame and in the crop, at most."""
     others, clouds = neighbours(views), []
-    for number in tqdm(range(len(views)), desc="points", unit="view", dynamic_ncols=True):
+    for number in tqdm(range(len(views)), desc="points", unit="view"):
         cloud = points_of_view(views[number], [views[other] for other in others[number]])
         inside = ((cloud.positions >= box[0]) & (cloud.positions <= box[1])).all(axis=1)
         if crop is not None:

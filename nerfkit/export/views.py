@@ -97,7 +97,7 @@ class Views:
 
     def render(self) -> None:
         """Render what an earlier attempt has not."""
-        for view in tqdm(range(len(self)), desc="views", unit="view", dynamic_ncols=True):
+        for view in tqdm(range(len(self)), desc="views", unit="view"):
             self._arrays(view)
 
     def _arrays(self, view: int) -> Arrays:

@@ -78,7 +78,7 @@ def evaluate(
     comparisons = processes.rank0_first(lambda: _comparison_folder(folder, name, set(compared.values())))
     rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
     bar = tqdm(
-        processes.shard(len(cameras)), desc="evaluating", unit="view", dynamic_ncols=True,
+        processes.shard(len(cameras)), desc="evaluating", unit="view",
         disable=not processes.is_first,
     )  # fmt: skip
 

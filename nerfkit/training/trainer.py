@@ -31,7 +31,7 @@ from nerfkit.safe_io import shell_join
 from nerfkit.training.building import built, check_seen, class_of
 from nerfkit.training.held_back import CHECKS, HeldBack
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import LOG, PREVIOUS, run_diagnostic
+from nerfkit.training.run.files import LOG, PREVIOUS, warn_of_run
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.step.adjustments import ViewAdjustments
 from nerfkit.training.step.distributed import AGREED_EVERY, Distributed, OneProcess
@@ -231,7 +231,7 @@ class Trainer:
         self.agree()
         stopped = self.together.stops(self._should_stop)
         bar = tqdm(
-            total=self.last_step, initial=self.step, desc="training", unit="step", dynamic_ncols=True,
+            total=self.last_step, initial=self.step, desc="training", unit="step",
             disable=not (progress_bar and self.processes.is_first),
         )  # fmt: skip
         with bar:
@@ -256,8 +256,8 @@ class Trainer:
         if self.held_back.is_due(self.progress) and self.processes.is_first:
             self.settle()
             self.log(scores := self.held_back.scores(self.model))
-            if self.held_back.checks == CHECKS and (diagnostic := run_diagnostic([scores])):
-                tqdm.write(f"warning: {diagnostic}")
+            if self.held_back.checks == CHECKS:
+                warn_of_run([scores])
 
     def agree(self) -> None:
         """Of several processes: the time is that of the first, and all stop if one is to. `timed_step` calls it."""

@@ -171,10 +171,8 @@ class ModelFrame:
         opaque = F.interpolate(values["opacity"][None, None], (height, width), mode="area") > FOREGROUND
         seen = self.scene.saw(rays.origins + rays.directions * FAR * self.scene.size).view(1, 1, height, width)
         sides, kernel = (FADE_WIDTH,) * 4, 2 * FADE_WIDTH + 1
-        share = (
-            F.avg_pool2d(F.pad((opaque | seen).float(), sides, mode="replicate"), kernel, stride=1) * 2 - 1
-        )  # 0 at the edge
-        share = F.interpolate(share.clamp(min=0), self.size[::-1], mode="bilinear")[0, 0, :, :, None]
+        share = F.avg_pool2d(F.pad((opaque | seen).float(), sides, mode="replicate"), kernel, stride=1)
+        share = F.interpolate((share * 2 - 1).clamp(min=0), self.size[::-1], mode="bilinear")[0, 0, :, :, None]
         return NO_PHOTO + share * (image - NO_PHOTO)
 
     def _photo(self, values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

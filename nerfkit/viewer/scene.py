@@ -44,7 +44,7 @@ class ViewerScene:
     cameras: Cameras  # of the training views, on the CPU
     up: tuple[float, float, float]
     transform: SceneTransform | None  # how the model's frame lies in that of the files
-    folder: RunFolder | None  # where files are kept
+    folder: RunFolder  # where files are kept
     names: list[str] = field(default_factory=list)  # of the training views
     photo: Callable[[int], Tensor] | None = None  # the image [H, W, 3] in [0, 1] of a training view
     points: Points | None = None  # in the model's frame

@@ -44,6 +44,7 @@ class State:
     crop: Crop | None = None  # that is on
     training: Trainer | None = None  # that goes on
     sharing: Sharing = field(default_factory=Sharing)  # of time, between it and drawing
+    waiting: set[Callable] = field(default_factory=set)  # what that thread has still to do
     paused: bool = False
     initial_camera: Any = None  # of the page
     turn: float = 1.0  # how far ahead the point is about which cameras turn [model units]
@@ -69,8 +70,16 @@ class State:
             self.engine.failed(session.client.client_id, error)
 
     def do_later(self, session: Session, do: Callable[..., object], *args: Any) -> None:
-        """Attempt something in the thread that renders."""
-        self.later(lambda: self.attempt(session, do, *args))
+        """Attempt something in the thread that renders, one of a kind at a time: clicks may come in floods."""
+        if do in self.waiting:
+            raise UserError("the same is being done already; wait for it")
+        self.waiting.add(do)
+
+        def call() -> None:
+            self.attempt(session, do, *args)
+            self.waiting.discard(do)
+
+        self.later(call)
 
 
 class Session:

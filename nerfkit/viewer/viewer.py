@@ -49,8 +49,7 @@ class Viewer:
         self._told: set[str] = set()  # errors
         self._set_limits(trains=False)
         keep_limits(page.server.gui)
-        run = "" if scene.folder is None else f"{scene.folder.path.resolve().name}, "
-        page.entitle(f"{run}{scene.name}: nerfkit")
+        page.entitle(f"{scene.folder.path.resolve().name}, {scene.name}: nerfkit")
         self.state = State(scene, self.engine, self.later)
         self.sessions = self.state.sessions  # of clients
         self.panels = Panels(page.server, self.state)
@@ -81,7 +80,7 @@ class Viewer:
 
     def tick(self) -> None:
         """Do what was left to this thread, let the panels do what is due, and free what browsers have left behind."""
-        while not self._calls.empty():
+        for _ in range(self._calls.qsize()):  # what comes meanwhile waits for the next time
             self._try(self._calls.get())
         now = time.perf_counter()
         if self._leavings_since is not None and now - self._leavings_since >= FREE_AFTER:

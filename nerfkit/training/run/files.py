@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import exists  # which is False, too, for what cannot be a path
@@ -93,15 +94,17 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
     return read_lines(folder, TEST_PSNR)
 
 
-def run_diagnostic(lines: list[dict[str, Any]]) -> str:
-    """What the last check of views that count late says against a training, and what to do; "" if nothing."""
+def warn_of_run(lines: list[dict[str, Any]]) -> None:
+    """Warn if the last check of views that count late speaks against a training, and say what to do."""
     checks = [line for line in lines if {HELD_BACK_PSNR, DRAWN_PSNR} <= line.keys()]
     held_back, drawn = (checks[-1][key] if checks else 0.0 for key in (HELD_BACK_PSNR, DRAWN_PSNR))
-    return (drawn - held_back > MUCH_WORSE and held_back < USELESS) * (
-        f"before they were drawn, two training views had a PSNR of at most {held_back:.1f} dB, drawn ones at least "
-        f"{drawn:.1f} dB: there is fog before the cameras, or poses are wrong, and other views will look wrong; train "
-        "again with another --seed or a larger --sampling.near"
-    )
+    if drawn - held_back > MUCH_WORSE and held_back < USELESS:
+        warnings.warn(
+            f"before they were drawn, two training views had a PSNR of at most {held_back:.1f} dB, drawn ones at least "
+            f"{drawn:.1f} dB: there is fog before the cameras, or poses are wrong, and other views will look wrong; "
+            "train again with another --seed or a larger --sampling.near",
+            stacklevel=2,
+        )
 
 
 def read_lines(folder: Path, *keys: str) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count
@@ -120,7 +121,7 @@ class PathPanel:
         add = gui.add_button("Add this view", hint="Behind the keyframe that is chosen")
         self.presets = gui.add_button_group("Preset", PRESETS, hint="About the scene, or through the training views")
         self.which = gui.add_dropdown("Keyframe", (NONE,))
-        self.actions = actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete", "Clear"))
+        self.actions = actions = gui.add_button_group("", ("Go", "Replace", "Delete", "Clear"))
         self.fov = gui.add_number("Field of view", 50.0, min=1.0, max=170.0, step=0.5, hint="Vertical, in degrees")
         self.seconds = gui.add_number("Seconds to next", 2.0, min=LIMITS[0], max=LIMITS[1], step=0.1)
         self.text = gui.add_markdown("")
@@ -152,9 +153,6 @@ class PathPanel:
             del keys[at]
         elif action == "Clear":
             keys.clear()
-        else:
-            key, at = keys.pop(at), max(at + (1 if action == "Later" else -1), 0)
-            keys.insert(at, key)
         self.fill(at)
 
     def _start(self, preset: str) -> None:
@@ -200,9 +198,7 @@ class PathFiles:
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
-        command = gui.add_button(
-            "Copy this view as a command", hint="To render it again, from a file in the run folder"
-        )
+        command = gui.add_button("Copy this view as a command", hint="From a file in the run folder")
         with gui.add_folder("Files"):
             save = gui.add_button("Save path", hint="Into the run folder")
             upload = gui.add_upload_button("Upload", mime_type="application/json", hint="A path, also of nerfstudio")
@@ -219,25 +215,20 @@ class PathFiles:
         state.on(lambda session: state.do_later(session, self._upload, upload.value.content), upload.on_upload)
         state.on(lambda session: state.do_later(session, self._command), command.on_click)
 
-    def keep(self, stem: str, path: CameraPath) -> Path:
-        """Write a path into the run folder under a name that is free."""
+    def keep(self, place: str, kind: str, name: str, content: str | bytes) -> Path:
+        """Write a file into a folder in the run folder."""
         folder = self.state.scene.folder
-        if folder is None:
-            raise UserError("there is no run folder to keep a path in")
-        name = f"{free(folder.path / PATHS, stem)}.json"
-        folder.child(PATHS, "paths").write(name, path.to_json(self.state.scene.transform))
-        self._list(f"{PATHS}/{name}")
-        return folder.path / PATHS / name
+        folder.child(place, kind).write(name, content)
+        self._list(f"{place}/{name}")
+        return folder.path / place / name
 
-    def keep_rendering(self, stem: str, name: str, content: bytes) -> None:
-        """Write what was rendered into a folder of its own in the run folder, if there is one."""
-        if (folder := self.state.scene.folder) is not None:
-            place = f"{RENDER}/{free(folder.path / RENDER, stem)}"
-            folder.child(place, "rendering").write(name, content)
-            self._list(f"{place}/{name}")
+    def keep_path(self, stem: str, path: CameraPath) -> Path:
+        """Write a path under a name that is free."""
+        name = f"{free(self.state.scene.folder.path / PATHS, stem)}.json"
+        return self.keep(PATHS, "paths", name, path.to_json(self.state.scene.transform))
 
     def _save(self, session: Session, path: CameraPath) -> None:
-        session.tell("Path saved", str(self.keep("path", path)))
+        session.tell("Path saved", str(self.keep_path("path", path)))
 
     def _load(self, session: Session, name: str) -> None:
         self._read(self.state.scene.folder.path / name)
@@ -253,26 +244,24 @@ class PathFiles:
 
     def _read(self, file: Path) -> None:
         panel = self.panel
-        path, controls = (
-            read_camera_path(file, self.state.scene.transform, panel.path.size),
-            (panel.width, panel.height),
-        )
-        path.size = tuple(int(within_limits(*side)) for side in zip(controls, path.size, strict=True))
+        path = read_camera_path(file, self.state.scene.transform, panel.path.size)
+        sides = zip((panel.width, panel.height), path.size, strict=True)
+        path.size = tuple(int(within_limits(*side)) for side in sides)
         path.fps = int(within_limits(panel.fps, path.fps))
         panel.path, panel.playing = path, None
         panel.fill(0)
 
     def _command(self, session: Session) -> None:
         here = session.viewpoint()
-        file = self.keep("view", CameraPath([Keyframe(here.matrix, here.fov)], fps=1, size=session.size()))
+        file = self.keep_path("view", CameraPath([Keyframe(here.matrix, here.fov)], fps=1, size=session.size()))
         command = shell_join("nerfkit", "render", self.state.scene.folder.path.resolve(), "--cameras", file.resolve())
         print(command, flush=True)
         session.copy(command)
         session.tell("Copied", command)
 
     def _list(self, newest: str = "") -> None:
-        folder = self.state.scene.folder
-        root, files = (None, []) if folder is None else (folder.path, sum(map(sorted, map(folder.path.glob, KEPT)), []))
+        root = self.state.scene.folder.path
+        files = sum(map(sorted, map(root.glob, KEPT)), [])
         # Not through links: a run may come from anywhere, and its links lead anywhere.
         names = [str(name) for file in files if file.resolve() == root.resolve() / (name := file.relative_to(root))]
         self.listed.options = tuple(names) or (NOTHING,)
@@ -317,43 +306,32 @@ class VideoControls:
             look = replace(look, split=None, view=None)
         if self.state.training is not None:  # which would go on meanwhile
             scene = replace(scene, model=deepcopy(scene.model))
-        render = self._still if still is not None else self._video
-        self._show(render(session.client.client_id, path, scene, look))
+        kind = "png" if still is not None else "mp4"
+        self._show(self._render(session.client.client_id, path, scene, look, kind))
         self.state.engine.add_job(self.job)
 
-    def _still(self, client: int, *of: Any) -> Iterator[None]:
-        """A job of the engine."""
-        images: list[torch.Tensor] = []
-        yield from self._frames(*of, images.append)
-        self._done(client, "still", f"{of[-1].output}.png", png_bytes(images[0]))
-
-    def _video(self, client: int, path: CameraPath, *of: Any) -> Iterator[None]:
-        """The same of all frames of a path."""
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "video.mp4"
-            with video_writer(file, path.fps) as add:
-                yield from self._frames(path, *of, add)
-            self._done(client, "video", f"{of[-1].output}.mp4", file.read_bytes())
-
-    def _frames(self, path: CameraPath, scene: ViewerScene, look: Look, add: Callable) -> Iterator[None]:
-        """Render frame after frame, a chunk of rays at a time."""
+    def _render(self, client: int, path: CameraPath, scene: ViewerScene, look: Look, kind: str) -> Iterator[None]:
+        """A job of the engine: frame after frame, a chunk of rays at a time. Who asked, and is still here, saves it."""
         try:
-            for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
-                frame, done = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look), 0
-                while done < frame.n_rays:
-                    done = frame.render(done, done + self.state.engine.chunk.rays)
-                    self.bar.value = 100 * (index + done / frame.n_rays) / path.n_frames
-                    yield
-                add(torch.from_numpy(frame.finish()).float() / 255)
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / f"{look.output}.{kind}"
+                with video_writer(file, path.fps) if kind == "mp4" else nullcontext() as add:
+                    for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
+                        frame, done = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look), 0
+                        while done < frame.n_rays:
+                            done = frame.render(done, done + self.state.engine.chunk.rays)
+                            self.bar.value = 100 * (index + done / frame.n_rays) / path.n_frames
+                            yield
+                        image = torch.from_numpy(frame.finish()).float() / 255
+                        add(image) if add else file.write_bytes(png_bytes(image))
+                content, stem = file.read_bytes(), "video" if kind == "mp4" else "still"
+            if (session := self.state.sessions.get(client)) is not None:
+                session.save(f"{stem}_{file.name}", content)
+                session.tell("Rendered", f"{stem} of {len(content) / 1e6:.1f} MB")
+            place = f"{RENDER}/{free(scene.folder.path / RENDER, stem)}"
+            self.panel.files.keep(place, "rendering", file.name, content)
         finally:
             self._show(None)
-
-    def _done(self, client: int, stem: str, name: str, content: bytes) -> None:
-        """Keep what was rendered; who asked, and is still here, saves it first."""
-        if (session := self.state.sessions.get(client)) is not None:
-            session.save(f"{stem}_{name}", content)
-            session.tell("Rendered", f"{stem} of {len(content) / 1e6:.1f} MB")
-        self.panel.files.keep_rendering(stem, name, content)
 
     def _show(self, job: Iterator[None] | None) -> None:
         """Show that something is rendered, or that nothing is."""

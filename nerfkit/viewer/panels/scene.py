@@ -116,9 +116,8 @@ def edges(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def add_box(scene: viser.SceneApi, name: str, corners: Any, color: tuple[int, int, int], visible: bool = True) -> Any:
-    return scene.add_line_segments(
-        name, edges(*corners), color, thickness=1.5, thickness_units="screen", visible=visible
-    )
+    how = {"thickness": 1.5, "thickness_units": "screen", "visible": visible}
+    return scene.add_line_segments(name, edges(*corners), color, **how)
 
 
 class CropPanel:
@@ -127,7 +126,7 @@ class CropPanel:
     def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
         self.state, self.box, self.size = state, state.scene.box, state.scene.size
         self._changed_at: float | None = None  # of what is not saved yet
-        self.crop, is_on, note = self._read()
+        self.crop, is_on = self._read()
         state.crop = self.crop if is_on else None
         corners = low, high = self.crop.bounds()
         step, gui, scene = float(f"{self.size / 200:.1g}"), server.gui, server.scene
@@ -137,7 +136,6 @@ class CropPanel:
             self.high = gui.add_vector3("Highest corner", tuple(high), step=step)
             self.handles_shown = gui.add_checkbox("Handles", False, hint="Move the corners in the image")
             whole = gui.add_button("Whole box")
-            self.text = gui.add_markdown(note)
         self.outline = add_box(scene, "/crop/box", corners, CROP_COLOR)
         self.handles = [
             scene.add_transform_controls(
@@ -155,20 +153,17 @@ class CropPanel:
     def tick(self, now: float) -> None:
         if self._changed_at is None or now - self._changed_at < SAVE_SECONDS:
             return
-        self._changed_at, folder = None, self.state.scene.folder
-        if folder is not None:
-            folder.write(CROP, self.crop.to_json(self.on.value))
-            self.text.content = f"kept in {folder.path / CROP}"
+        self._changed_at = None
+        self.state.scene.folder.write(CROP, self.crop.to_json(self.on.value))
 
-    def _read(self) -> tuple[Crop, bool, str]:
-        """The run's crop, whether it is on, and what to say about it; the whole box where it has none."""
-        whole = Crop(*(tuple(map(float, corner)) for corner in self.box))
-        folder = self.state.scene.folder
+    def _read(self) -> tuple[Crop, bool]:
+        """The run's crop, and whether it is on; the whole box where it has none."""
+        scene, whole = self.state.scene, Crop(*(tuple(map(float, corner)) for corner in self.box))
         try:
-            found = None if folder is None else read_crop(folder.path, self.state.scene.transform)
+            return read_crop(scene.folder.path, scene.transform) or (whole, False)
         except UserError as error:
-            return whole, False, f"not read: {error}"
-        return (*found, f"read from {folder.path / CROP}") if found is not None else (whole, False, "the whole box")
+            scene.notes.append(f"no crop: {error}")
+            return whole, False
 
     def _set(self, corners: Any) -> None:
         """Take two corners [2, 3] of the model's frame, in any order."""

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import math
-import resource
 from typing import Any
 
 import numpy as np
-import torch
 import viser
 
 from nerfkit.config.recipe import UNLIMITED
@@ -22,7 +20,6 @@ PLOTTED = 500  # points of a curve at most
 CURVES = {
     "psnr": "PSNR of training rays [dB]",
     "test_psnr": "PSNR of held-out views [dB]",  # with eval.every
-    "rays_per_second": "thousand rays per second",
 }
 BLUE = "#2a5ac8"
 FLYING = 0.02  # of the way to what is seen, about which a flying camera turns
@@ -141,8 +138,8 @@ class RunPanel:
 
     def _progress(self) -> str:
         state, trainer = self.state, self.state.training
-        folder, split = state.scene.folder, state.scene.config.eval.split
-        if trainer is None and folder is not None and (scores := scores_file(folder.path, split)).exists():
+        scores = scores_file(state.scene.folder.path, state.scene.config.eval.split)
+        if trainer is None and scores.exists():
             return f"**trained**: {of_scores(scores)}"
         line = next((line for line in reversed(state.scene.history) if "loss" in line), {})
         step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
@@ -153,17 +150,13 @@ class RunPanel:
         if "psnr" in line:
             parts.append(f"PSNR {line['psnr']:.2f} dB on training rays")
         doing = "paused" if state.paused else "training" if trainer else "trained, not scored"
-        return f"**{doing}**: {', '.join(parts)}  \nmemory: {memory_in_use(state.scene.background.device)}"
+        return f"**{doing}**: {', '.join(parts)}"
 
     def _plot(self) -> None:
         from viser import uplot
 
         for key, title in CURVES.items():
-            points = [
-                (line["seconds"], line[key] / (1000 if key == "rays_per_second" else 1))
-                for line in self.state.scene.history
-                if key in line
-            ]
+            points = [(line["seconds"], line[key]) for line in self.state.scene.history if key in line]
             if len(points) < 2:
                 continue
             points = points[:: -(-len(points) // PLOTTED)]
@@ -175,10 +168,3 @@ class RunPanel:
             scales = {"x": uplot.Scale(time=False)}
             with self.tab:
                 self.plots[key] = self.gui.add_uplot(data, series, title=title, scales=scales, aspect=2.0)
-
-
-def memory_in_use(device: torch.device) -> str:
-    """Memory of torch on a GPU, or of the process."""
-    if device.type == "cuda":
-        return f"{torch.cuda.memory_allocated(device) / 2**30:.2f} GB on {device}"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GB at most"
