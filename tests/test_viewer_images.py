@@ -30,7 +30,16 @@ from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import Look, ModelFrame, Viewpoint, aspect, depth_range, nearest_view, vertical_fov, viewpoint
+from nerfkit.viewer.frames import (
+    Look,
+    ModelFrame,
+    Viewpoint,
+    aspect,
+    depth_range,
+    nearest_view,
+    vertical_fov,
+    viewpoint,
+)
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos

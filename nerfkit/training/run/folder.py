@@ -3,7 +3,7 @@
 
 .nerfkit                  names of nerfkit's files, the only ones that are replaced or deleted
 config.toml               every option, none of them auto
-decisions.json            of the options that were left as auto: value, who decided (scene, device, size, time, model), why
+decisions.json            of options left as auto: value, who decided (scene, device, size, time, model), why
 setup.txt                 what was found of the scene, and all that was decided, for people
 checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.run.checkpoint)
 scene.json                number of the run's format, cameras of every split, up axis
