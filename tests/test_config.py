@@ -16,6 +16,7 @@ from nerfkit.commands import options as cli
 from nerfkit.commands import train
 from nerfkit.commands.options import parse, train_options
 from nerfkit.config import BASE, FIELD, Config, ResolvedConfig, flat, to_dict
+from nerfkit.config.recipe import UNLIMITED
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
@@ -357,6 +358,22 @@ def test_the_device_decides_sizes_unless_they_are_asked_for():
     assert values_of(small, sizes) == ["small", 6, 6144, 7, "adam"]
     assert values_of(large, sizes) == ["large", 16, 262144, 7, "lazy_adam"]
     assert train_options(["--config", "lego"]).resolved(device="cpu").model.levels == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "on_a_gpu", "on_a_cpu"),
+    [
+        ([], (UNLIMITED, 120), (8000, 480)),
+        (["--trainer.max_seconds", "300"], (UNLIMITED, 300), (UNLIMITED, 300)),
+        (["--trainer.steps", "500"], (500, 0), (500, 480)),
+        (["--trainer.deterministic", "true"], (20000, 0), (8000, 480)),
+        (["--trainer.max_seconds", "0"], (20000, 0), (8000, 0)),
+    ],
+)
+def test_a_limit_of_time_alone_ends_a_training(arguments: list, on_a_gpu: tuple, on_a_cpu: tuple):
+    for device, wanted in (("cuda", on_a_gpu), ("cpu", on_a_cpu)):
+        settings = train_options(arguments).resolved(device=device).trainer
+        assert (settings.steps, settings.max_seconds) == wanted
 
 
 def test_a_decision_says_who_made_it_and_why(folder: Path):

@@ -86,8 +86,14 @@ ENDS_THERE = Condition(
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
 TIMED = Condition("with a trainer.max_seconds", "time", lambda facts: bool(facts.config.trainer.max_seconds))
+IN_MINUTES = Condition(
+    "on a GPU, unless trainer.deterministic", "device",
+    lambda facts: facts.on_gpu and facts.config.trainer.max_seconds is None and not facts.config.trainer.deterministic,
+)  # fmt: skip
+UNCOUNTED = Condition("without a limit of steps", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
 FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training
+NO_LIMIT = Found("no limit", lambda facts: UNLIMITED)
 
 Recipe = dict[str, tuple[tuple[Any, Condition], ...]]
 
@@ -119,8 +125,8 @@ BASE: Recipe = {
     "model.max_resolution": ((512, SMALL), (8192, UNBOUNDED), (2048, OTHERWISE)),
     "model.mlp_width": ((32, SMALL), (64, OTHERWISE)),
     "model.aggregator": ((True, OTHERWISE),),
-    "trainer.steps": ((Found("no limit", lambda facts: UNLIMITED), TIMED), (8000, SMALL), (20000, OTHERWISE)),
-    "trainer.max_seconds": ((480.0, SMALL), (0.0, OTHERWISE)),
+    "trainer.steps": ((NO_LIMIT, TIMED), (8000, SMALL), (20000, OTHERWISE)),
+    "trainer.max_seconds": ((480.0, SMALL), (120.0, UNCOUNTED), (0.0, OTHERWISE)),
     "trainer.samples_per_step": ((6144, SMALL), (262144, OTHERWISE)),
     "trainer.optimizer": (("lazy_adam", OBJECT_ON_GPU), ("adam", OTHERWISE)),
     "trainer.learning_rate": ((0.01, OTHERWISE),),
@@ -140,6 +146,7 @@ FIELD: Recipe = BASE | {
         (Found(f"{CELLS_A_PIXEL:g} cells a pixel", lambda facts: facts.cells), ITS_PIXELS), (2048, OTHERWISE),
     ),
     "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
+    "trainer.steps": ((NO_LIMIT, TIMED), (8000, SMALL), (NO_LIMIT, IN_MINUTES), (20000, OTHERWISE)),
     "trainer.learning_rate": ((FAST_RATE, OTHERWISE),),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
 }  # fmt: skip
