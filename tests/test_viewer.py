@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The viewer's page, with clients that speak its protocol: pictures, files, a training, those that leave, an end."""
+"""The viewer's page, with clients that speak its protocol: images, files, a training, those that leave, an end."""
 
 import asyncio
 import gc
@@ -66,24 +66,24 @@ def browser(viewer):
 
 @pytest.fixture
 def session(viewer, browser):
-    """That of the browser, which has seen a picture."""
+    """That of the browser, which has seen an image."""
     at(browser)
     (session,) = viewer.sessions.values()
     return session
 
 
 def at(browser, position=(2.5, 0.5, 1.0)):
-    """Its last picture when the camera rests at `position`."""
+    """Its last image when the camera rests at `position`."""
     browser.send(position)
-    image = browser.picture()[1]
+    image = browser.image()[1]
     while True:
         try:  # a full one may be of where it was before; the last has four rays a pixel
-            image = browser.picture(timeout=0.3 if image.shape[1::-1] == browser.size else 60.0)[1]
+            image = browser.image(timeout=0.3 if image.shape[1::-1] == browser.size else 60.0)[1]
         except queue.Empty:
             return image
 
 
-def test_a_picture_is_what_the_renderer_renders(viewer, browser, session):
+def test_an_image_is_what_the_renderer_renders(viewer, browser, session):
     image = at(browser, (2.4, 0.5, 1.0))
     cameras = session.viewpoint().cameras(2 * SIZE[0], 2 * SIZE[1])
     wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(cameras, 0)["rgb"]
@@ -121,8 +121,8 @@ def test_the_training_image_lies_on_the_rendering(viewer, browser, session):
     browser.send(pose[:, 3], pose[:, 3] - pose[:, 2])
     session.change(split=0.0)
     time.sleep(0.1)
-    while not browser.pictures.empty():
-        browser.picture()
+    while not browser.images.empty():
+        browser.image()
     browser.send(pose[:, 3] + 1e-5, pose[:, 3] - pose[:, 2])
     image = at(browser, pose[:, 3])
     assert session.nearest[0] == view and session.nearest[1] < 1e-3
@@ -346,7 +346,7 @@ def test_an_end_leaves_no_thread_and_no_port(folder):
     with served(folder) as viewer:
         port, browser = viewer.page.port, FakeBrowser(viewer.page.address, SIZE)
         browser.send((2.5, 0.5, 1.0))
-        browser.picture()
+        browser.image()
     browser.close()
     assert not [thread for thread in threading.enumerate() if thread not in before and "tqdm" not in thread.name]
     bound("127.0.0.1", port).close()
@@ -359,7 +359,7 @@ def come(viewer) -> Browser:
     """A browser that sees the scene."""
     browser = Browser(viewer)
     browser.drag(0.1)
-    browser.pictures.get(timeout=20)
+    browser.images.get(timeout=20)
     return browser
 
 
@@ -394,8 +394,8 @@ def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch)
     other = come(viewer)
     still.freeze()
     session.client.send_file_download("much", MUCH)  # there is no room to send a ping
-    seen = other.pictures.qsize()
-    wait_for(lambda: other.drag(0.1) or other.pictures.qsize() >= seen + 5)
+    seen = other.images.qsize()
+    wait_for(lambda: other.drag(0.1) or other.images.qsize() >= seen + 5)
     other.close()
     wait_for(lambda: not viewer.sessions, 40)
     assert still.is_hung_up()
@@ -447,7 +447,7 @@ def test_a_slow_browser_that_reads_is_waited_for(monkeypatch):
 
 
 def trained(config, out, with_viewer: bool):
-    """Parameters and random states after a deterministic training, and how many pictures were seen meanwhile."""
+    """Parameters and random states after a deterministic training, and how many images were seen meanwhile."""
     config.trainer.deterministic, config.trainer.steps = True, 60
     seed_everything(0)
     page = Page(ViewerOptions(port=0), "test") if with_viewer else None
@@ -466,11 +466,11 @@ def trained(config, out, with_viewer: bool):
     trainer.on_step.append(move)
     trainer.train(folder)
     viewer.detach(trainer)
-    wait_for(lambda: not browser.pictures.empty())
-    n_pictures = browser.pictures.qsize()
+    wait_for(lambda: not browser.images.empty())
+    n_images = browser.images.qsize()
     browser.close()
     page.stop()
-    return trainer, n_pictures
+    return trainer, n_images
 
 
 def test_an_error_of_the_viewer_does_not_end_a_training(small_config, tmp_path, capfd):
@@ -486,8 +486,8 @@ def test_an_error_of_the_viewer_does_not_end_a_training(small_config, tmp_path, 
 def test_a_training_that_is_looked_at_has_the_same_bits(small_config, tmp_path):
     plain, _ = trained(small_config, tmp_path / "plain", with_viewer=False)
     plain_random = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    seen, n_pictures = trained(small_config, tmp_path / "seen", with_viewer=True)
-    assert n_pictures > 3
+    seen, n_images = trained(small_config, tmp_path / "seen", with_viewer=True)
+    assert n_images > 3
     for name, value in plain.model.state_dict().items():
         assert torch.equal(value, seen.model.state_dict()[name]), name
     assert torch.equal(plain_random[0], torch.get_rng_state())

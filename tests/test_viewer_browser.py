@@ -30,7 +30,7 @@ ARGUMENTS = (
     "--no-sandbox --disable-quic --no-first-run --disable-background-networking --disable-component-update "
     "--use-angle=swiftshader --enable-unsafe-swiftshader"
 ).split()
-WINDOW = {"width": 800, "height": 400}  # a narrow one has its panel below the picture
+WINDOW = {"width": 800, "height": 400}  # a narrow one has its panel below the image
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def browser():
 
 @pytest.fixture
 def page(viewer, browser):
-    """The viewer's page, whose picture is there."""
+    """The viewer's page, whose image is there."""
     context = browser.new_context(viewport=WINDOW, permissions=["clipboard-read", "clipboard-write"])
     page = context.new_page()
     page.asked, page.errors = [], []
@@ -73,7 +73,7 @@ def client(viewer, page):
 
 
 def rest(viewer) -> None:
-    """Wait until the last picture is there."""
+    """Wait until the last image is there."""
     wait_for(lambda: viewer.engine.clients and all(c.stage > 2 for c in viewer.engine.clients.values()))
 
 
@@ -106,7 +106,7 @@ def shown(client, width: int = 160, height: int = 120) -> np.ndarray:
     return client.get_render(height, width, timeout=30) / 255
 
 
-def test_the_picture_is_what_the_renderer_renders_and_the_mouse_moves_it(viewer, page, client):
+def test_the_image_is_what_the_renderer_renders_and_the_mouse_moves_it(viewer, page, client):
     wait_for(lambda: shown(client).std() > 0.05)  # not of one color
     image, (session,) = shown(client), viewer.sessions.values()
     wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(session.viewpoint().cameras(160, 120), 0)
@@ -124,7 +124,7 @@ def test_the_picture_is_what_the_renderer_renders_and_the_mouse_moves_it(viewer,
     assert page.asked and not foreign
 
 
-def test_cameras_are_shown_to_who_wants_them_but_not_in_front_of_their_own_picture(viewer, page):
+def test_cameras_are_shown_to_who_wants_them_but_not_in_front_of_their_own_image(viewer, page):
     pose = viewer.scene.cameras.camera_to_world[2].double().numpy()
     behind = pose + np.pad(pose[:, 2:3], ((0, 0), (3, 0)))
     at_it, from_behind = [seen(viewer, page, place) for place in (pose, behind)]

@@ -110,4 +110,4 @@ class Browser(FakeBrowser):
                 self.awake.wait()
                 for message in decoded(frame):
                     if message["type"] == "BackgroundImageMessage":
-                        self.pictures.put(message)
+                        self.images.put(message)
