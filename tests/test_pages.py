@@ -3,6 +3,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import re
 import shlex
 import subprocess
@@ -11,7 +12,9 @@ import typing
 from pathlib import Path
 
 import pytest
+import torch
 
+import nerfkit
 from nerfkit import config
 from nerfkit.commands import options as cli
 from scripts import bench_ops, bench_train, bench_viewer, counters, measure, sweep
@@ -117,3 +120,20 @@ def check_command(line: str, where: str) -> None:
             assert word[2:].partition("=")[0] in known | {"help"}, where
             if word == "--config" and following and not following.endswith(".toml"):
                 config.load([following])
+
+
+def stages_table() -> str:
+    rows = ["| scene | size | feature grid | depthwise convolution | LLTM |", "|---|---|---|---|---|"]
+    scenes = {"box": "an object, in a box", "contracted": "a place, in unbounded space"}
+    for (kind, scene), size in itertools.product(scenes.items(), ("small", "large")):
+        given = nerfkit.Config(size=size, sampling=config.SamplingConfig(kind=kind))
+        with torch.device("meta"):
+            model = nerfkit.Renderer(given.resolved())
+        on = ("off" if stage is None else "on" for stage in (model.grid, model.encoder, model.aggregator))
+        rows.append(f"| {' | '.join([scene, size, *on])} |")
+    return "\n".join(rows)
+
+
+def test_the_table_of_stages_is_that_of_the_models():
+    page, table = Path("docs/ray_context.md").read_text(), stages_table()
+    assert page.count("| feature grid |") == 1 and table in page, f"the table has to be:\n{table}"

@@ -153,7 +153,7 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
         earlier = sorted(folder.names - {PATH_FILE})
         if earlier and checkpoint_of(was) == checkpoint_of(path) and not options.overwrite:
             raise RunError(
-                f"{folder.path} holds another rendering of this checkpoint: another path, number of frames, size or "
+                f"{folder.path} holds another rendering of this checkpoint, of another path, number of frames, size or "
                 f"crop, {len(earlier)} files. --overwrite removes them, --out FOLDER keeps both"
             )
         if earlier:
