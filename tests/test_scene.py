@@ -314,6 +314,7 @@ def test_mutated_transforms_and_images(tmp_path):
 
 
 def test_a_folder_of_no_format_says_what_each_needs(tmp_path):
+    (tmp_path / "notes.txt").touch()
     message = check_refused(load, tmp_path, "transforms_train.json")
     for name in ("nerf_synthetic", "transforms.json", "colmap", "sparse/0", "llff", "poses_bounds.npy"):
         assert name in message
