@@ -148,7 +148,7 @@ class Lpips:
 
 def _state_of(file: Path) -> dict[str, Tensor]:
     if not file.exists():
-        raise UserError(f"eval.lpips: {printable(file)} is not there; it is to be torchvision's weights of VGG-16")
+        raise UserError(f"eval.lpips: {printable(file)} is not there; give torchvision's weights of VGG-16")
     with open_regular(file, MAX_WEIGHTS, "eval.lpips:", UserError) as content:
         try:
             state = torch.load(content, map_location="cpu", weights_only=True)  # runs no code of the file

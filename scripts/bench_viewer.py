@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures a second and latencies of the viewer, as a client on the websocket gets them.
+"""Images a second and latencies of the viewer, as a client on the websocket gets them.
 
 python scripts/bench_viewer.py RUN --size 1280 720 --out viewer.json
 
-While the camera moves, one position is sent 60 times a second. The latency of a picture is the time from the last
-position before it was begun, as far as the client can know: from when it was sent to when a picture arrives that came
-after it. After the camera stops, the time to the first full picture counts.
+While the camera moves, one position is sent 60 times a second. The latency of an image is the time from the last
+position before it was begun, as far as the client can know: from when it was sent to when an image arrives that came
+after it. After the camera stops, the time to the first full image counts.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class BenchOptions:
     run: Annotated[Path, tyro.conf.Positional]  # run folder
     size: tuple[int, int] = (1280, 720)  # of the client's window [pixels]
     seconds: float = 10.0  # of movement
-    stops: int = 5  # after each of which a full picture is waited for
-    output: str = "color"  # of the picture
+    stops: int = 5  # after each of which a full image is waited for
+    output: str = "color"  # of the image
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     out: str = ""  # JSON file of the results
 
 
 class FakeBrowser:
-    """A client that sends camera positions and receives pictures, like the page in a browser."""
+    """A client that sends camera positions and receives images, like the page in a browser."""
 
     def __init__(self, address: str, size: tuple[int, int], fov: float = 0.7):
         import viser
@@ -57,7 +57,7 @@ class FakeBrowser:
         limits = {"max_size": 2**26, "compression": None, "ping_interval": None}
         self.size, self.fov = size, fov
         self.connection = connect(url, subprotocols=protocols, origin=address, **limits)
-        self.pictures: queue.Queue[tuple[float, bytes]] = queue.Queue()  # when it came, JPEG
+        self.images: queue.Queue[tuple[float, bytes]] = queue.Queue()  # when it came, JPEG
         self.messages: list[dict[str, Any]] = []  # all others
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()
@@ -79,11 +79,11 @@ class FakeBrowser:
 
         self.connection.send(msgspec.msgpack.encode(message))
 
-    def picture(self, timeout: float = 60.0) -> tuple[float, np.ndarray]:
-        """The next picture [H, W, 3] uint8, and when it came."""
+    def image(self, timeout: float = 60.0) -> tuple[float, np.ndarray]:
+        """The next image [H, W, 3] uint8, and when it came."""
         import imageio.v3 as imageio
 
-        came, content = self.pictures.get(timeout=timeout)
+        came, content = self.images.get(timeout=timeout)
         return came, imageio.imread(BytesIO(content))
 
     def close(self) -> None:
@@ -97,11 +97,11 @@ class FakeBrowser:
             for frame in self.connection:
                 for message in decoded(frame):
                     if message["type"] == "BackgroundImageMessage" and message["rgb_data"] is not None:
-                        self.pictures.put((time.perf_counter(), bytes(message["rgb_data"])))
+                        self.images.put((time.perf_counter(), bytes(message["rgb_data"])))
                     else:
                         self.messages.append(message)
         except ConnectionClosed:
-            return  # the viewer or `close` has ended it; pictures that are missing are noticed where they are awaited
+            return  # the viewer or `close` has ended it; images that are missing are noticed where they are awaited
 
 
 def decoded(frame: bytes) -> list[dict[str, Any]]:
@@ -150,13 +150,13 @@ class Circle(NamedTuple):
 
 
 def moving(browser: FakeBrowser, circle: Circle, seconds: float) -> dict[str, Any]:
-    """Pictures while the camera goes round."""
+    """Images while the camera goes round."""
     began, sent, sizes, latencies, n = time.perf_counter(), [], [], [], 0
     while (now := time.perf_counter() - began) < seconds:
         circle.send(browser, 0.5 * now)
         sent.append(time.perf_counter())
-        while not browser.pictures.empty():
-            came, image = browser.picture()
+        while not browser.images.empty():
+            came, image = browser.image()
             n += 1
             sizes.append(image.shape[1::-1])
             latencies.append(came - sent[0])
@@ -164,7 +164,7 @@ def moving(browser: FakeBrowser, circle: Circle, seconds: float) -> dict[str, An
         time.sleep(1 / POSITIONS_A_SECOND)
     smallest = min(sizes, key=lambda size: size[0] * size[1])
     return {
-        "pictures_per_second": n / seconds,
+        "images_per_second": n / seconds,
         "width": int(statistics.median(size[0] for size in sizes)),
         "height": int(statistics.median(size[1] for size in sizes)),
         "smallest": [int(side) for side in smallest],
@@ -173,27 +173,27 @@ def moving(browser: FakeBrowser, circle: Circle, seconds: float) -> dict[str, An
 
 
 def stopping(browser: FakeBrowser, circle: Circle, stops: int) -> dict[str, Any]:
-    """Time from a move of the camera to the first picture, and to the full one."""
+    """Time from a move of the camera to the first image, and to the full one."""
     first, full = [], []
     for stop in range(stops):
-        while not browser.pictures.empty():
-            browser.picture()
+        while not browser.images.empty():
+            browser.image()
         began = time.perf_counter()
         circle.send(browser, 1.0 + stop)
-        came, image = browser.picture()
+        came, image = browser.image()
         first.append(came - began)
         while image.shape[1::-1] != browser.size:
-            came, image = browser.picture()
+            came, image = browser.image()
         full.append(came - began)
         time.sleep(0.3)
-    return {"first_picture_ms": 1000 * statistics.median(first), "full_picture_ms": 1000 * statistics.median(full)}
+    return {"first_image_ms": 1000 * statistics.median(first), "full_image_ms": 1000 * statistics.median(full)}
 
 
 def look(address: str, circle: Circle, options: BenchOptions, looks: Connection) -> None:
     """A browser's life, in a process of its own: it would take Python's lock from the thread that renders."""
     browser = FakeBrowser(address, options.size)
     circle.send(browser, 0.0)
-    browser.picture()
+    browser.image()
     looks.send("sees the scene")
     looks.recv()
     moving(browser, circle, min(options.seconds, 3.0))  # until sizes have settled

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of docs/viewer.md, of a run whose scene has its images; needs playwright and chromium.
+"""The screenshots of docs/viewer.md, of a run whose scene has its images; needs playwright and chromium.
 
 python scripts/screenshots.py RUN --out docs
 """
@@ -23,15 +23,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 WINDOW = {"width": 960, "height": 620}
 ARGUMENTS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
-LONGEST = 600.0  # seconds for one picture
+LONGEST = 600.0  # seconds for one of them
 
 
 @dataclass
 class Options:
-    """Draw the pictures of the viewer's page."""
+    """Take the screenshots of the viewer's page."""
 
     run: Annotated[Path, tyro.conf.Positional]  # run folder
-    out: Path = Path("docs")  # folder of the pictures
+    out: Path = Path("docs")  # folder of the screenshots
     view: int = 0  # training view from which they are taken
     device: str = "auto"  # cpu, cuda, cuda:1, ...
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toy scene as people photograph it: exposure that changes from picture to picture, poses that are not exact."""
+"""The toy scene as people photograph it: exposure that changes from image to image, poses that are not exact."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def poses(n: int) -> Tensor:
 
 
 def capture(seed: int, gains: float = 0.0, degrees: float = 0.0) -> NoisyCapture:
-    """The balls through a lens with distortion. Each training picture is `gains` brighter or darker, and a third of
+    """The balls through a lens with distortion. Each training image is `gains` brighter or darker, and a third of
     that in each channel (standard deviations of logarithms); its pose is off by `degrees`, and by as much of a radian
     of the distance, rms. The mean of both is none."""
     n = N_TRAIN + N_TEST

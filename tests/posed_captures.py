@@ -193,7 +193,7 @@ def noise(index: int) -> np.ndarray:
 def write_capture(
     folder: Path,
     poses: np.ndarray,
-    picture: Callable[[int], np.ndarray] = noise,
+    image: Callable[[int], np.ndarray] = noise,
     points: np.ndarray | None = None,
     **keys: object,
 ) -> Path:
@@ -203,7 +203,7 @@ def write_capture(
     frames = []
     for index, pose in enumerate(poses):
         name = f"images/{index:03d}.png"
-        Image.fromarray(picture(index)).save(folder / name)
+        Image.fromarray(image(index)).save(folder / name)
         frames.append({"file_path": name, "transform_matrix": [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]})
     lens = {"fl_x": 20.0, "fl_y": 20.0, "cx": WIDTH / 2, "cy": HEIGHT / 2, "w": WIDTH, "h": HEIGHT}
     content = {"camera_model": "PINHOLE", **lens, **keys, "frames": frames}

@@ -144,7 +144,7 @@ def test_a_light_is_found_by_least_squares():
 
 
 def test_a_light_that_colors_do_not_tell_is_none():
-    """A picture of one color, and one whose every value is clipped."""
+    """An image of one color, and one whose every value is clipped."""
     gray, solid, black = torch.full((8, 9, 3), 0.5), torch.ones(8, 9), torch.zeros(3)
     torch.testing.assert_close(color_corrected(gray, solid, gray * 1.2, black), gray * 1.2)
     torch.testing.assert_close(color_corrected(gray, solid, torch.ones(8, 9, 3), black), gray)

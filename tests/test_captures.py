@@ -291,12 +291,12 @@ def multiplied(index: int) -> np.ndarray:
     return np.dstack([noise(index) * (alpha[:, None] / 255), np.full((HEIGHT, WIDTH), alpha)]).astype(np.uint8)
 
 
-def written(folder: Path, picture) -> str:
-    return str(write_capture(folder, ring(20), picture))
+def written(folder: Path, image) -> str:
+    return str(write_capture(folder, ring(20), image))
 
 
 @pytest.mark.parametrize(
-    ("picture", "channels", "said"),
+    ("image", "channels", "said"),
     [
         (noise, 3, ()),
         (lambda k: rgba(k, 255), 3, ("alpha", "20 images")),
@@ -308,8 +308,8 @@ def written(folder: Path, picture) -> str:
         (multiplied, 4, ("straight alpha",)),
     ],
 )
-def test_alpha_that_is_opaque_is_none(tmp_path, picture, channels: int, said: tuple):
-    scene = load_scene(written(tmp_path, picture))
+def test_alpha_that_is_opaque_is_none(tmp_path, image, channels: int, said: tuple):
+    scene = load_scene(written(tmp_path, image))
     assert scene.split("train").channels == channels and scene.is_place == (channels == 3)
     notes = [note.text for note in scene.notes if "alpha" in note.text]
     assert len(notes) == bool(said)

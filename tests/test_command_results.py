@@ -321,7 +321,7 @@ class Page(HTMLParser):
         (self.codes if self.lasttag == "pre" and text.strip() else self.texts).append(text)
 
 
-def test_a_report_has_scores_pictures_and_decisions_and_what_repeats_the_run(run, monkeypatch):
+def test_a_report_has_scores_images_and_decisions_and_what_repeats_the_run(run, monkeypatch):
     monkeypatch.setattr("sys.argv", ["nerfkit"])
     call(render, run, "--frames", 3, "--size", 8, 6, "--outputs", "depth,rgb", "--device", "cpu")
     call(report, run)

@@ -161,7 +161,7 @@ def test_options_that_contradict_the_scene_are_refused(tmp_path: Path):
 
 
 class Bright(nerfkit.Renderer):
-    """A field whose pictures are negatives."""
+    """A field whose images are negatives."""
 
     def forward(self, *arguments):
         rendering = super().forward(*arguments)

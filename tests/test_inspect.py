@@ -287,18 +287,18 @@ def test_a_small_box_around_one_of_many_things_is_trained(tmp_path: Path, capsys
     assert_names(capsys.readouterr().out, "warning: data.box", "sparse points are inside")
 
 
-def test_pictures_that_show_nothing():
-    pictures = [noise(k).reshape(-1, 3) for k in range(20)]
+def test_images_that_show_nothing():
+    images = [noise(k).reshape(-1, 3) for k in range(20)]
     plain = [gray(k).reshape(-1, 3) for k in range(20)]
-    assert_names(pixel_diagnostics(plain[:19] + pictures[:1])[0], "19 of 20", "one color", "140, 140, 140")
-    assert not pixel_diagnostics(plain[:15] + pictures[:5]), "a view or two of a wall are usual"
-    assert_names(pixel_diagnostics([pictures[0]] * 20)[0], "20 of 20", "copies")
-    assert not pixel_diagnostics([*pictures[:10], *pictures[:1] * 5])
-    silhouette = [np.concatenate([0 * p, p[:, :1]], axis=1) for p in pictures]
+    assert_names(pixel_diagnostics(plain[:19] + images[:1])[0], "19 of 20", "one color", "140, 140, 140")
+    assert not pixel_diagnostics(plain[:15] + images[:5]), "a view or two of a wall are usual"
+    assert_names(pixel_diagnostics([images[0]] * 20)[0], "20 of 20", "copies")
+    assert not pixel_diagnostics([*images[:10], *images[:1] * 5])
+    silhouette = [np.concatenate([0 * p, p[:, :1]], axis=1) for p in images]
     assert not pixel_diagnostics(silhouette), "black, but for where it is opaque"
 
 
-def test_training_goes_on_with_pictures_of_nothing_but_says_so(tmp_path: Path, capsys):
+def test_training_goes_on_with_images_of_nothing_but_says_so(tmp_path: Path, capsys):
     folder = write_capture(tmp_path / "odd", ring(20), gray)
     assert run_main(train, *SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")) == 0
     said = capsys.readouterr().out

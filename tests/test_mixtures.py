@@ -79,20 +79,20 @@ def another_value(file: Path, chance: random.Random) -> None:
         damaged(file, chance)
 
 
-def another_picture(file: Path, chance: random.Random) -> None:
+def another_image(file: Path, chance: random.Random) -> None:
     mode = chance.choice(["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
     size = chance.choice([(26, 22), (52, 44), (22, 26), (1, 1), (2, 999)])
     kind = {"CMYK": "JPEG"}.get(mode, "PNG")
     values = np.random.default_rng(chance.randrange(2**32)).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    picture = Image.fromarray(values)
+    image = Image.fromarray(values)
     if mode == "I;16":
-        picture = Image.fromarray(values[..., 0].astype(np.uint16) << chance.randrange(9))
+        image = Image.fromarray(values[..., 0].astype(np.uint16) << chance.randrange(9))
     elif mode != "RGB":
-        picture = picture.convert(mode)
-    picture.save(file, format=kind)
+        image = image.convert(mode)
+    image.save(file, format=kind)
 
 
-FAULTS = [cut_short, damaged, gone, a_folder, a_broken_link, renamed, of_another, another_value, another_picture]
+FAULTS = [cut_short, damaged, gone, a_folder, a_broken_link, renamed, of_another, another_value, another_image]
 
 
 def mixture(made: dict[str, Path], folder: Path, chance: random.Random) -> list[str]:

@@ -3,6 +3,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import re
 import shlex
 import subprocess
@@ -11,7 +12,9 @@ import typing
 from pathlib import Path
 
 import pytest
+import torch
 
+import nerfkit
 from nerfkit import config
 from nerfkit.commands import options as cli
 from scripts import bench_ops, bench_train, bench_viewer, counters, measure, sweep
@@ -117,3 +120,14 @@ def check_command(line: str, where: str) -> None:
             assert word[2:].partition("=")[0] in known | {"help"}, where
             if word == "--config" and following and not following.endswith(".toml"):
                 config.load([following])
+
+
+def test_the_table_of_stages_is_that_of_the_models():
+    page, scenes = Path("docs/ray_context.md").read_text(), {"box": "object", "contracted": "unbounded place"}
+    for (kind, scene), size in itertools.product(scenes.items(), ("small", "large")):
+        given = nerfkit.Config(size=size, sampling=config.SamplingConfig(kind=kind)).resolved()
+        with torch.device("meta"):
+            model = nerfkit.Renderer(given)
+        on = ("off" if stage is None else "on" for stage in (model.grid, model.encoder, model.aggregator))
+        row = f"| {' | '.join([scene, size, *on])} |"
+        assert row in page and page.count(f"| {scene} | {size} |") == 1, row

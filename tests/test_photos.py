@@ -67,7 +67,7 @@ def test_poses_are_looked_for_where_there_are_none(tmp_path, registers):
     assert load_capture(str(posed)).format == "colmap"
     with raises_mentioning(SceneError, "data.path", posed / "images", posed):
         load_capture(str(posed / "images"))
-    with raises_mentioning(SceneError, "data.path", posed.parent, "colmap"):
+    with raises_mentioning(SceneError, "data.path", posed.parent, f"is {posed} meant"):
         load_capture(str(posed.parent))
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "a.HEIC").touch()

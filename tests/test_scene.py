@@ -293,7 +293,7 @@ def is_loaded(folder: Path) -> bool:
 
 def test_mutated_transforms_and_images(tmp_path):
     folder, generator = write_scene(tmp_path, size=(6, 5), counts={"train": 2}), np.random.default_rng(0)
-    file, picture, loaded = folder / FILE, folder / "train" / "r_1.png", set()
+    file, image_file, loaded = folder / FILE, folder / "train" / "r_1.png", set()
     text = json.dumps(json.loads(file.read_text()) | {"w": 6, "h": 5, "cx": 3, "cy": 2, "k1": 0}).encode()
     for trial in range(150):
         content = json.loads(text)
@@ -302,18 +302,19 @@ def test_mutated_transforms_and_images(tmp_path):
         loaded.add(is_loaded(folder))
     assert loaded == {True, False}, "both happen among them"
     file.write_bytes(text)
-    image, tags, files, loaded = Image.open(picture).copy(), Image.Exif(), [], set()
+    image, tags, files, loaded = Image.open(image_file).copy(), Image.Exif(), [], set()
     tags[274] = 1
     for format in ("PNG", "JPEG", "WEBP"):
         (image.convert("RGB") if format == "JPEG" else image).save(tmp_path / "saved", format, exif=tags)
         files.append((tmp_path / "saved").read_bytes())
     for trial in range(150):
-        picture.write_bytes(mutated(files[trial % 3], generator))
+        image_file.write_bytes(mutated(files[trial % 3], generator))
         loaded.add(is_loaded(folder))
     assert loaded == {True, False}, "both happen among them"
 
 
 def test_a_folder_of_no_format_says_what_each_needs(tmp_path):
+    (tmp_path / "notes.txt").touch()
     message = check_refused(load, tmp_path, "transforms_train.json")
     for name in ("nerf_synthetic", "transforms.json", "colmap", "sparse/0", "llff", "poses_bounds.npy"):
         assert name in message

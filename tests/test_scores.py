@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of held-out views: after a training, worked out anew from the images, and on its way; pictures on its way,
+"""Scores of held-out views: after a training, worked out anew from the images, and on its way; images on its way,
 what they show; and that the training stays what it is."""
 
 import json
@@ -72,16 +72,16 @@ def test_scores_are_means_over_the_views(scored):
 
 @pytest.fixture
 def words(monkeypatch) -> list[str]:
-    """What is written into pictures."""
+    """What is written into images."""
     found, write = [], ImageDraw.ImageDraw.text
     draw = lambda self, place, text, *how: found.append(text) or write(self, place, text, *how)  # noqa: E731
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", draw)
     return found
 
 
-def place(picture: np.ndarray, part: np.ndarray, tolerance: int = 1) -> tuple[int, int]:
-    """Row and column at which one picture [H, W, 3] uint8 stands in another, whose pixels it has."""
-    windows = np.lib.stride_tricks.sliding_window_view(picture, part.shape)
+def place(image: np.ndarray, part: np.ndarray, tolerance: int = 1) -> tuple[int, int]:
+    """Row and column at which one image [H, W, 3] uint8 stands in another, whose pixels it has."""
+    windows = np.lib.stride_tricks.sliding_window_view(image, part.shape)
     near = (windows >= part.clip(tolerance) - tolerance) & (windows <= part.clip(max=255 - tolerance) + tolerance)
     ((row, column, _),) = np.argwhere(near.all((-3, -2, -1)))
     return row, column
@@ -188,8 +188,8 @@ def test_the_command_writes_them_all(options, tmp_path):
     assert run_main(train, *options) == 0
     assert [line["step"] for line in read_scores(run)] == [10, 20, 30]
     names = {file.name for file in (run / "previews").iterdir()} - {".nerfkit"}
-    pictures = {f"{step:06d}.png" for step in (10, 20, 30)}
-    assert names == pictures | {"truth.png", "strip.png", "progress.gif"}
+    images = {f"{step:06d}.png" for step in (10, 20, 30)}
+    assert names == images | {"truth.png", "strip.png", "progress.gif"}
     assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
     assert run_main(train, *options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0") == 0
     assert not (run / "previews").exists() and read_scores(run) == []
@@ -223,8 +223,8 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     assert curve("test/psnr") == wanted
     metrics = json.loads((run / "metrics.json").read_text())
     assert curve("test/final_psnr") == [(30, pytest.approx(metrics["psnr"], rel=1e-5))]
-    pictures = [(picture.step, picture.width, picture.height) for picture in events().Images("preview")]
-    assert pictures == [(10, 26, 22), (20, 26, 22), (30, 26, 22)] and events().Images("truth")[0].width == 26
+    images = [(image.step, image.width, image.height) for image in events().Images("preview")]
+    assert images == [(10, 26, 22), (20, 26, 22), (30, 26, 22)] and events().Images("truth")[0].width == 26
     ahead = TensorBoard(RunFolder.existing(run), 30)
     ahead.add_line({"step": 32, "psnr": 99.0})  # of a part of the run that was killed before it saved
     ahead.writer.close()
@@ -235,11 +235,11 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     assert not (run / "tensorboard").exists(), "they are nerfkit's, and go with the run"
 
 
-# Pictures
+# Images
 
 
 def with_previews(config, folder) -> tuple[Trainer, Previews]:
-    """A trainer with pictures, which has not begun, or goes on in its folder."""
+    """A trainer with images, which has not begun, or goes on in its folder."""
     scene = load_scene(config.data.path)
     trainer, run = make_trainer(config, scene=scene), RunFolder(folder)
     if (folder / "config.toml").exists():
@@ -247,13 +247,13 @@ def with_previews(config, folder) -> tuple[Trainer, Previews]:
         trainer.restore(run)
     else:
         run.start(config, describe(scene))
-    pictures = Previews(config, shown_view(scene), trainer.device)
-    pictures.attach(trainer, run)
+    images = Previews(config, shown_view(scene), trainer.device)
+    images.attach(trainer, run)
     trainer.folder = run
-    return trainer, pictures
+    return trainer, images
 
 
-def picture_of(folder, name: str) -> np.ndarray:
+def image_of(folder, name: str) -> np.ndarray:
     return imageio.imread(folder / "previews" / f"{name}.png").astype(float)
 
 
@@ -262,12 +262,12 @@ def steps_in(folder) -> list[int]:
 
 
 def test_the_training_has_the_same_bits(small_config, tmp_path):
-    """Model, optimiser, modes of modules and every random stream, with pictures and without."""
+    """Model, optimiser, modes of modules and every random stream, with images and without."""
     small_config.trainer.steps, small_config.trainer.preview_every = 30, 7
     small_config.data.background = "random"
     found = []
     for on in (False, True):
-        trainer, pictures = with_previews(small_config, tmp_path / str(on))
+        trainer, images = with_previews(small_config, tmp_path / str(on))
         trainer.model.train()
         trainer.model.decoder.eval()  # a module that is in another mode stays in it
         if not on:
@@ -275,7 +275,7 @@ def test_the_training_has_the_same_bits(small_config, tmp_path):
         np.random.seed(3)
         trainer.train(trainer.folder)
         if on:
-            pictures.finish(trainer)
+            images.finish(trainer)
         modes = [module.training for module in trainer.model.modules()]
         moments = trainer.optimizer.state_dict()["state"][0]
         found.append((state_of(trainer) | moments, np.random.get_state()[1].tolist(), modes))
@@ -285,27 +285,27 @@ def test_the_training_has_the_same_bits(small_config, tmp_path):
     assert plain_others == others and len(set(others[1])) == 2
 
 
-def test_a_picture_takes_no_training_time(small_config, tmp_path, monkeypatch):
+def test_an_image_takes_no_training_time(small_config, tmp_path, monkeypatch):
     small_config.trainer.steps, small_config.trainer.preview_every = 3, 1
-    trainer, pictures = with_previews(small_config, tmp_path / "run")
+    trainer, images = with_previews(small_config, tmp_path / "run")
     render = ImageRenderer.__call__
     monkeypatch.setattr(ImageRenderer, "__call__", lambda *arguments: (time.sleep(0.5), render(*arguments))[1])
     trainer.train(trainer.folder)
     assert steps_in(tmp_path / "run") == [1, 2, 3] and trainer.seconds < 1.5
 
 
-def test_a_picture_is_the_first_test_view(small_config, tmp_path, monkeypatch):
+def test_an_image_is_the_first_test_view(small_config, tmp_path, monkeypatch):
     """Pixel for pixel what the model renders of that view, not taller than wide, smaller where it has to be."""
     monkeypatch.setitem(previews.SIDE, "cpu", 13)
     small_config.trainer.steps, small_config.trainer.preview_every = 80, 40
     run, size = tmp_path / "run", (13, 11)
-    trainer, pictures = with_previews(small_config, run)
+    trainer, images = with_previews(small_config, run)
     trainer.train(trainer.folder)
-    pictures.finish(trainer)
+    images.finish(trainer)
     assert steps_in(run) == [40, 80]
     cameras = load_scene(small_config.data.path).split("test").cameras[[0]].resized(*size)
     wanted = to_uint8(ImageRenderer(trainer.model, torch.ones(3))(cameras, 0)["rgb"])
-    early, late, truth = (picture_of(run, name) for name in ("000040", "000080", "truth"))
+    early, late, truth = (image_of(run, name) for name in ("000040", "000080", "truth"))
     assert late.shape == (11, 13, 3) and np.abs(late - wanted).max() <= 1
     image = Image.open(f"{small_config.data.path}/test/r_0.png")
     over = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
@@ -322,40 +322,40 @@ def test_places_are_dense_at_first_and_as_many_for_every_length(n_steps: int):
     assert places_passed(0.0) == 0 and places_passed(3.0) == N_PREVIEWS
 
 
-def test_pictures_wait_for_the_time_that_they_may_take(small_config, tmp_path, monkeypatch):
+def test_images_wait_for_the_time_that_they_may_take(small_config, tmp_path, monkeypatch):
     """After one that was slow; who has stopped the training does not wait for another, which the end has."""
     small_config.trainer.preview_every = previews.AUTOMATIC
-    run, (trainer, pictures) = tmp_path / "run", with_previews(small_config, tmp_path / "run")
+    run, (trainer, images) = tmp_path / "run", with_previews(small_config, tmp_path / "run")
     for _ in range(10):
         trainer.timed_step()
-        pictures.after_step(trainer)
-        monkeypatch.setattr(pictures, "_spent", 1e6)
-    pictures.finish(trainer, stopped=True)
+        images.after_step(trainer)
+        monkeypatch.setattr(images, "_spent", 1e6)
+    images.finish(trainer, stopped=True)
     assert steps_in(run) == [1] and (run / "previews" / "strip.png").exists()
-    pictures._spent = 0.0
-    pictures.after_step(trainer)
+    images._spent = 0.0
+    images.after_step(trainer)
     assert steps_in(run) == [1, 10]
     trainer.timed_step()
-    pictures.finish(trainer)
+    images.finish(trainer)
     assert steps_in(run) == [1, 10, 11]
 
 
 def test_strip_and_gif_are_of_all_parts_of_a_run(words, small_config, tmp_path):
-    """Stopped and resumed: earlier pictures stay, those of steps that come again go, files of users stay."""
+    """Stopped and resumed: earlier images stay, those of steps that come again go, files of users stay."""
     run, small_config.trainer.steps, small_config.trainer.preview_every = tmp_path / "run", 30, 2
-    trainer, pictures = with_previews(small_config, run)
+    trainer, images = with_previews(small_config, run)
     assert not trainer.train(trainer.folder, should_stop=lambda: trainer.step >= 11)
-    pictures.finish(trainer)
+    images.finish(trainer)
     assert steps_in(run) == [2, 4, 6, 8, 10, 11]
-    pictures.folder.write("000012.png", b"of a step that was not saved")
+    images.folder.write("000012.png", b"of a step that was not saved")
     (run / "previews" / "mine.png").write_text("mine")
-    trainer, pictures = with_previews(small_config, run)
+    trainer, images = with_previews(small_config, run)
     assert trainer.step == 11 and steps_in(run) == [2, 4, 6, 8, 10, 11]
     trainer.train(trainer.folder)
-    pictures.finish(trainer)
+    images.finish(trainer)
     steps = [2, 4, 6, 8, 10, 11, *range(12, 31, 2)]
     assert steps_in(run) == steps and (run / "previews" / "mine.png").read_text() == "mine"
-    strip, *parts = (picture_of(run, name).astype(np.uint8) for name in ("strip", "000002", "000030", "truth"))
+    strip, *parts = (image_of(run, name).astype(np.uint8) for name in ("strip", "000002", "000030", "truth"))
     rows, columns = zip(*(place(strip, part, tolerance=0) for part in parts), strict=True)
     assert len(set(rows)) == 1 and list(columns) == sorted(columns)
     titles = words[-previews.IN_STRIP :]
@@ -369,9 +369,9 @@ def test_a_folder_of_a_users_is_left_alone_and_ends_no_training(small_config, tm
     make_trainer(small_config, scene=load_scene(small_config.data.path)).save(run)
     (run / "previews").mkdir()
     (run / "previews" / "000002.png").write_text("mine")
-    trainer, pictures = with_previews(small_config, run)
+    trainer, images = with_previews(small_config, run)
     assert trainer.train(trainer.folder)
-    pictures.finish(trainer)
+    images.finish(trainer)
     assert [file.name for file in (run / "previews").iterdir()] == ["000002.png"]
     assert (run / "previews" / "000002.png").read_text() == "mine"
     assert_names(capsys.readouterr().out, run / "previews")

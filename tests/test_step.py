@@ -133,7 +133,7 @@ def test_a_recorded_step_is_the_step_itself(gpu_config, name: str):
 
 
 @pytest.mark.cuda
-def test_40_recorded_steps_equal_20_and_20_with_pictures_between_replays(gpu_config, tmp_path):
+def test_40_recorded_steps_equal_20_and_20_with_images_between_replays(gpu_config, tmp_path):
     whole, first = trained(gpu_config, 40), trained(gpu_config, 20)
     first.save(tmp_path / "parts")
     second = make_trainer(gpu_config)

@@ -46,7 +46,7 @@ def content_in(folder: Path, name: str) -> dict:
     return json.loads((folder / name).read_text())
 
 
-def picture(file: Path, size=(40, 30)) -> None:
+def save_image(file: Path, size=(40, 30)) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", size).save(file)
 
@@ -80,8 +80,8 @@ def test_names_are_sorted_as_text_and_extensions_found(tmp_path):
     content = content_of(5)
     for index, name in enumerate(["images/10", "images/9.png", "./images/2", "b\\c.jpg", "images/11.png"]):
         frame_of(content, index, file_path=name)
-    picture(tmp_path / "images/10.webp")
-    picture(tmp_path / "images/9.jpg")
+    save_image(tmp_path / "images/10.webp")
+    save_image(tmp_path / "images/9.jpg")
     images = read(put(tmp_path, content)).images
     assert [image.name for image in images] == ["./images/2", "b/c.jpg", "images/10", "images/11.png", "images/9.png"]
     assert [image.file.name for image in images] == ["2", "c.jpg", "10.webp", "11.png", "9.jpg"]
@@ -95,19 +95,19 @@ def test_masks_by_path(tmp_path):
     for index in range(3):
         frame_of(content, index, mask_path=f"m/{index}.png")
     check_refused(read, put(tmp_path, content), MAIN, "mask_path", "m/0.png")
-    picture(tmp_path / "m/0.png")
-    picture(tmp_path / "m/1.png")
+    save_image(tmp_path / "m/0.png")
+    save_image(tmp_path / "m/1.png")
     capture = read(tmp_path)
     assert [image.mask for image in capture.images] == [tmp_path / "m/0.png", tmp_path / "m/1.png", None]
     assert not capture.white_ignores
     assert any("2 of 3" in note.text and "black" in note.text and "2.png" in note.text for note in capture.notes)
-    picture(tmp_path / "images/dynamic_mask_1.png")
+    save_image(tmp_path / "images/dynamic_mask_1.png")
     check_refused(read, tmp_path, "mask_path", "dynamic_mask_1.png")
 
 
 def test_masks_beside_images(tmp_path):
-    picture(tmp_path / "images/dynamic_mask_2.png")
-    picture(tmp_path / "images/dynamic_mask_7.png")
+    save_image(tmp_path / "images/dynamic_mask_2.png")
+    save_image(tmp_path / "images/dynamic_mask_7.png")
     capture = read(put(tmp_path, content_of(aabb_scale=1)))
     assert [image.mask for image in capture.images] == [None, None, tmp_path / "images/dynamic_mask_2.png"]
     assert capture.white_ignores and any("1 of 3" in note.text and "white" in note.text for note in capture.notes)
@@ -116,7 +116,7 @@ def test_masks_beside_images(tmp_path):
 def test_masks_in_a_folder(tmp_path):
     content = frame_of(content_of(), 2, file_path="images/left/2.jpg")
     for name in ("masks/0.png", "masks/left/2.jpg.png", "masks/0.jpg"):
-        picture(tmp_path / name)
+        save_image(tmp_path / name)
     capture = read(put(tmp_path, content))
     assert [image.mask and image.mask.name for image in capture.images] == ["0.png", None, "2.jpg.png"]
     assert not capture.white_ignores and any("masks" in note.text and "black" in note.text for note in capture.notes)
@@ -264,7 +264,7 @@ def test_mutated(tmp_path):
     for index in range(3):
         frame_of(content, index, w=40, h=30, k1=0.1, distortion_params=[0.1, 0, 0, 0, 0, 0], mask_path="m.png")
     (tmp_path / "p.ply").write_bytes(PLY)
-    picture(tmp_path / "m.png")
+    save_image(tmp_path / "m.png")
     text, generator, loaded = json.dumps(content).encode(), np.random.default_rng(0), set()
     assert is_read(read, put(tmp_path, content))
     for trial in range(200):
@@ -341,8 +341,8 @@ def test_intrinsics_of_frames_beat_those_of_the_file(tmp_path):
 def test_sizes_of_files_where_none_are_stated(tmp_path):
     content = {"fl_x": 50.0, "frames": content_of()["frames"]}
     check_refused(read, put(tmp_path, content), "'w'", "images/0.png", "frame 0")
-    picture(tmp_path / "images/1.png", (40, 32))
-    picture(tmp_path / "images/2.png", (24, 20))
+    save_image(tmp_path / "images/1.png", (40, 32))
+    save_image(tmp_path / "images/2.png", (24, 20))
     lenses = [image.lens for image in read(tmp_path).images]
     assert [(lens.width, lens.height) for lens in lenses] == [(40, 32), (40, 32), (24, 20)]
     assert lenses[2].params == (50, 50, 12, 10)
@@ -391,7 +391,7 @@ def test_written_masks_points_and_names(tmp_path):
     capture = capture_of(tmp_path, LENSES[:2])
     images = [replace(image, mask=tmp_path / f"m/{index}.png") for index, image in enumerate(capture.images)]
     for image in images:
-        picture(image.mask)
+        save_image(image.mask)
     generator, nothing = np.random.default_rng(0), np.zeros(9, dtype=np.int64)
     colors = generator.integers(0, 256, (9, 3)).astype(np.uint8)
     points = Points(generator.normal(size=(9, 3)), colors, nothing, nothing)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The viewer's page, with clients that speak its protocol: pictures, panels, files, a training."""
+"""The viewer's page, with clients that speak its protocol: images, panels, files, a training."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ from tests.viewing import SIZE, at, controls_of, new_training, press, wait_for
 pytestmark, pytest_plugins = pytest.mark.slow, "tests.viewing"
 
 
-def test_a_picture_is_what_the_renderer_renders(viewer, browser, session):
+def test_an_image_is_what_the_renderer_renders(viewer, browser, session):
     image = at(browser, (2.4, 0.5, 1.0))
     cameras = session.viewpoint().cameras(2 * SIZE[0], 2 * SIZE[1])
     wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(cameras, 0)["rgb"]
@@ -141,7 +141,7 @@ def test_an_error_in_a_panel_is_told_and_the_viewer_goes_on(viewer, browser, cap
 
 
 def trained(config, out, with_viewer: bool):
-    """Parameters and random states after a deterministic training, and how many pictures were seen meanwhile."""
+    """Parameters and random states after a deterministic training, and how many images were seen meanwhile."""
     config.trainer.deterministic, config.trainer.steps = True, 60
     seed_everything(0)
     page = Page(ViewerOptions(port=0), "test") if with_viewer else None
@@ -160,11 +160,11 @@ def trained(config, out, with_viewer: bool):
     trainer.on_step.append(move)
     trainer.train(folder)
     viewer.detach(trainer)
-    wait_for(lambda: not browser.pictures.empty())
-    n_pictures = browser.pictures.qsize()
+    wait_for(lambda: not browser.images.empty())
+    n_images = browser.images.qsize()
     browser.close()
     page.stop()
-    return trainer, n_pictures
+    return trainer, n_images
 
 
 def test_an_error_of_the_viewer_does_not_end_a_training(small_config, tmp_path, capfd):
@@ -180,8 +180,8 @@ def test_an_error_of_the_viewer_does_not_end_a_training(small_config, tmp_path, 
 def test_a_training_that_is_looked_at_has_the_same_bits(small_config, tmp_path):
     plain, _ = trained(small_config, tmp_path / "plain", with_viewer=False)
     plain_random = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    seen, n_pictures = trained(small_config, tmp_path / "seen", with_viewer=True)
-    assert n_pictures > 3
+    seen, n_images = trained(small_config, tmp_path / "seen", with_viewer=True)
+    assert n_images > 3
     for name, value in plain.model.state_dict().items():
         assert torch.equal(value, seen.model.state_dict()[name]), name
     assert torch.equal(plain_random[0], torch.get_rng_state())

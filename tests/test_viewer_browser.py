@@ -30,7 +30,7 @@ ARGUMENTS = (
     "--no-sandbox --disable-quic --no-first-run --disable-background-networking --disable-component-update "
     "--use-angle=swiftshader --enable-unsafe-swiftshader"
 ).split()
-WINDOW = {"width": 800, "height": 400}  # a narrow one has its panel below the picture
+WINDOW = {"width": 800, "height": 400}  # a narrow one has its panel below the image
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def browser():
 
 @pytest.fixture
 def page(viewer, browser):
-    """The viewer's page, whose picture is there."""
+    """The viewer's page, whose image is there."""
     context = browser.new_context(viewport=WINDOW, permissions=["clipboard-read", "clipboard-write"])
     page = context.new_page()
     page.asked, page.errors = [], []
@@ -79,7 +79,7 @@ def requested(viewer):
 
 
 def rest(viewer) -> None:
-    """Wait until the last picture is there."""
+    """Wait until the last image is there."""
     wait_for(lambda: viewer.engine.clients and all(c.stage > 2 for c in viewer.engine.clients.values()))
 
 
@@ -117,7 +117,7 @@ def shown(client, width: int = 160, height: int = 120) -> np.ndarray:
     return client.get_render(height, width, timeout=30) / 255
 
 
-def test_the_picture_is_what_the_renderer_renders_and_the_mouse_moves_it(viewer, page, client):
+def test_the_image_is_what_the_renderer_renders_and_the_mouse_moves_it(viewer, page, client):
     wait_for(lambda: shown(client).std() > 0.05)  # not of one color
     image, (session,) = shown(client), viewer.sessions.values()
     wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(session.viewpoint().cameras(160, 120), 0)
@@ -155,7 +155,7 @@ def test_the_camera_flies_has_an_up_and_a_field_of_view_of_its_own(viewer, page,
     wait_for(lambda: requested(viewer).fov == pytest.approx(np.radians(170)))
 
 
-def test_cameras_are_shown_to_who_wants_them_but_not_in_front_of_their_own_picture(viewer, page):
+def test_cameras_are_shown_to_who_wants_them_but_not_in_front_of_their_own_image(viewer, page):
     pose = viewer.scene.cameras.camera_to_world[2].double().numpy()
     behind = pose + np.pad(pose[:, 2:3], ((0, 0), (3, 0)))
     at_it, from_behind = [seen(viewer, page, place) for place in (pose, behind)]

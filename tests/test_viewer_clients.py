@@ -137,7 +137,7 @@ def test_an_end_leaves_no_thread_and_no_port(folder):
     with served(folder) as viewer:
         port, browser = viewer.page.port, FakeBrowser(viewer.page.address, SIZE)
         browser.send((2.5, 0.5, 1.0))
-        browser.picture()
+        browser.image()
     browser.close()
     assert not [thread for thread in threading.enumerate() if thread not in before and "tqdm" not in thread.name]
     bound("127.0.0.1", port).close()
@@ -147,7 +147,7 @@ def come(viewer) -> Browser:
     """A browser that sees the scene."""
     browser = Browser(viewer)
     browser.drag()
-    browser.pictures.get(timeout=20)
+    browser.images.get(timeout=20)
     return browser
 
 
@@ -187,8 +187,8 @@ def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch)
     monkeypatch.setattr(page_module, "PING_SECONDS", 0.3)
     monkeypatch.setattr(page_module, "FROZEN_SECONDS", 8.0)  # others have as long to answer on a busy machine
     still, other = frozen(viewer), come(viewer)
-    seen = other.pictures.qsize()
-    wait_for(lambda: other.drag() or other.pictures.qsize() >= seen + 5)
+    seen = other.images.qsize()
+    wait_for(lambda: other.drag() or other.images.qsize() >= seen + 5)
     other.close()
     wait_for(lambda: not viewer.sessions, 40)
     assert still.is_hung_up()

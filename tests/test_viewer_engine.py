@@ -36,7 +36,7 @@ class World:
         self.now, self.per_ray, self.overhead, self.per_chunk = 0.0, per_ray, overhead, per_chunk
         self.drawn, self.chunks, self.told = [], [], []
         self.engine = Engine(
-            lambda *of: FakePicture(self, *of[:3]),
+            lambda *of: FakeImage(self, *of[:3]),
             lambda client, image, stage: self.drawn.append(Drawn(client, *image, stage, self.now)),
             lambda client, error: self.told.append((client, str(error))),
             lambda: self.now,
@@ -59,7 +59,7 @@ class World:
         return self.drawn[before:]
 
 
-class FakePicture:
+class FakeImage:
     def __init__(self, world, camera, width, height):
         self.world, self.camera, self.size, self.n_rays, self.done = world, camera, (width, height), width * height, 0
 
@@ -76,7 +76,7 @@ class FakePicture:
         return self.camera, self.size
 
 
-def test_a_camera_that_moved_gets_a_small_picture_then_the_full_one_then_a_fine_one():
+def test_a_camera_that_moved_gets_a_small_image_then_the_full_one_then_a_fine_one():
     world = World()
     world.ask()
     world.run(5)
@@ -88,7 +88,7 @@ def test_a_camera_that_moved_gets_a_small_picture_then_the_full_one_then_a_fine_
     assert len(world.drawn) == 3, "nothing has changed"
 
 
-def test_a_picture_that_takes_long_becomes_finer_step_by_step_and_says_how_far_it_is():
+def test_an_image_that_takes_long_becomes_finer_step_by_step_and_says_how_far_it_is():
     world, shares = World(per_ray=1e-4), []
     world.ask()
     while len(world.drawn) < 5:
@@ -100,11 +100,11 @@ def test_a_picture_that_takes_long_becomes_finer_step_by_step_and_says_how_far_i
     assert ((640, 480), pytest.approx(0.5, abs=0.01)) in shares and world.engine.progress(1) is None
 
 
-def test_the_newest_request_replaces_a_full_picture_at_once():
+def test_the_newest_request_replaces_a_full_image_at_once():
     world = World()
     world.ask(camera="old")
     world.until_drawn()
-    world.run(0.25)  # in the middle of the full picture
+    world.run(0.25)  # in the middle of the full image
     assert not world.engine.is_between_frames
     began = world.now
     world.ask(camera="new")
@@ -142,7 +142,7 @@ def test_no_chunk_takes_longer_than_eight_milliseconds():
 
 @pytest.mark.parametrize("per_chunk", [0.002, 0.009])
 def test_what_a_chunk_costs_anyway_does_not_make_chunks_smaller(per_chunk):
-    """As on a GPU, whose first chunks wait for libraries: pictures become as large as they may."""
+    """As on a GPU, whose first chunks wait for libraries: images become as large as they may."""
     world = World(per_ray=1e-8, per_chunk=0.2)
     world.ask(size=(1280, 720))
     for _ in range(12):
@@ -155,7 +155,7 @@ def test_what_a_chunk_costs_anyway_does_not_make_chunks_smaller(per_chunk):
 
 
 @pytest.mark.parametrize("overhead", [0.0, 0.02])
-def test_pictures_of_a_moving_camera_take_the_time_they_may(overhead):
+def test_images_of_a_moving_camera_take_the_time_they_may(overhead):
     world = World(overhead=overhead)
     world.ask()
     world.run(2)
@@ -171,7 +171,7 @@ def test_who_moves_comes_before_who_rests_and_clients_take_turns():
     world = World()
     world.ask(client=0)
     world.until_drawn()
-    world.run(0.2)  # in the middle of the full picture
+    world.run(0.2)  # in the middle of the full image
     world.ask(client=1)
     assert [drawn.client for drawn in world.until_drawn(2)] == [0, 1], "what has begun is finished"
     clients = []
@@ -193,14 +193,14 @@ def test_a_client_that_vanishes_leaves_nothing():
     assert len(world.drawn) == 1 and not world.engine.clients and world.engine.is_between_frames
 
 
-def test_an_error_ends_one_picture_and_is_told():
-    """A request that comes while a picture fails is drawn."""
+def test_an_error_ends_one_image_and_is_told():
+    """A request that comes while an image fails is drawn."""
     world = World()
 
     def start(camera, *rest):
         if camera == "bad":
             world.ask(client=3, camera="good")
-        return FakePicture(world, camera, 4, 4) if camera != "bad" and camera != "worse" else 1 / 0
+        return FakeImage(world, camera, 4, 4) if camera != "bad" and camera != "worse" else 1 / 0
 
     world.engine.start = start
     for client, camera in ((3, "bad"), (4, "good"), (5, "worse")):
@@ -210,7 +210,7 @@ def test_an_error_ends_one_picture_and_is_told():
     assert {drawn.client for drawn in world.drawn} == {3, 4}
 
 
-def test_jobs_wait_for_pictures():
+def test_jobs_wait_for_images():
     world, done = World(), []
 
     def job():
@@ -239,7 +239,7 @@ def test_what_is_trained_on_is_drawn_again_but_not_fine():
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FULL] and world.engine.clients[0].stage == FINE
 
 
-def test_a_full_picture_may_be_limited():
+def test_a_full_image_may_be_limited():
     world = World()
     world.ask()
     world.run(2)
@@ -262,15 +262,15 @@ def trained(sharing: Sharing, frame: float, step: float, seconds: float, *kinds:
     return [seconds / now for seconds in drawing.values()]
 
 
-@pytest.mark.parametrize("picture, step", [(0.03, 0.003), (1.5, 0.02)])
-def test_a_client_that_only_looks_on_costs_what_it_may_and_one_that_moves_half_of_the_time(picture, step):
+@pytest.mark.parametrize("image, step", [(0.03, 0.003), (1.5, 0.02)])
+def test_a_client_that_only_looks_on_costs_what_it_may_and_one_that_moves_half_of_the_time(image, step):
     sharing = Sharing()
-    (share,) = trained(sharing, picture, step, 300.0, SHOWN)
+    (share,) = trained(sharing, image, step, 300.0, SHOWN)
     assert 0.5 * (1 - sharing.training) < share < 1.1 * (1 - sharing.training) < 0.05
     assert trained(Sharing(), 0.06, 0.003, 60.0, AWAITED) == [pytest.approx(0.5, abs=0.03)]
 
 
-def test_a_job_has_half_of_what_pictures_would_have_and_saves_up_little():
+def test_a_job_has_half_of_what_images_would_have_and_saves_up_little():
     sharing = Sharing(training=0.9)
     assert trained(sharing, 0.008, 0.003, 60.0, SHOWN, JOB) == [pytest.approx(0.05, abs=0.003)] * 2
     for _ in range(100):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the viewer's pictures, videos and photos show, and a video that is asked for while a training goes on."""
+"""What the viewer's images, videos and photos show, and a video that is asked for while a training goes on."""
 
 import os
 import time
@@ -93,7 +93,7 @@ def test_a_viewpoint_is_that_of_the_browser():
     assert pose == (1, 0, 0, 1, 0, -1, 0, 2, 0, 0, -1, 3)
 
 
-def test_no_side_of_a_picture_is_longer_than_the_limit(session):
+def test_no_side_of_an_image_is_longer_than_the_limit(session):
     for limit, size in ((320, (320, 240)), (2048, (640, 480))):
         session.max_side = limit
         session.ask()
@@ -116,7 +116,7 @@ def test_a_video_shows_the_crop_alone(session, video):
 
 
 @pytest.mark.parametrize("output", ["color", "error"])
-def test_a_picture_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown, session, video, output):
+def test_an_image_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown, session, video, output):
     shown.add_images(shown.cameras)
     session.look = replace(session.look, output=output, split=0.5)
     video.panel.path.size = (50, 30)
@@ -146,7 +146,7 @@ def test_the_training_image_lies_on_the_rendering(shown):
 
 
 def test_what_no_training_view_saw_fades_in_the_viewer(shown):
-    """What the one training view shows is as it is rendered, nothing here; around it is gray in a wider picture."""
+    """What the one training view shows is as it is rendered, nothing here; around it is gray in a wider image."""
     pose, images = pose_of((2.5, 0.5, 1.0), (5.0, 1, 2)), {}
     shown.cameras = pinholes([pose], [0.7], (64, 64))
     for fov in (0.7, 1.2):

@@ -107,19 +107,19 @@ def browser(viewer):
 
 @pytest.fixture
 def session(viewer, browser):
-    """That of the browser, which has seen a picture."""
+    """That of the browser, which has seen an image."""
     at(browser)
     (session,) = viewer.sessions.values()
     return session
 
 
 def at(browser: FakeBrowser, position: Any = (2.5, 0.5, 1.0)) -> np.ndarray:
-    """Its last picture when the camera rests at `position`."""
+    """Its last image when the camera rests at `position`."""
     browser.send(position)
-    image = browser.picture()[1]
+    image = browser.image()[1]
     while True:
         try:  # a full one may be of where it was before; the last has four rays a pixel
-            image = browser.picture(timeout=0.3 if image.shape[1::-1] == browser.size else 60.0)[1]
+            image = browser.image(timeout=0.3 if image.shape[1::-1] == browser.size else 60.0)[1]
         except queue.Empty:
             return image
 
@@ -184,4 +184,4 @@ class Browser(FakeBrowser):
                 self.awake.wait()
                 for message in decoded(frame):
                     if message["type"] == "BackgroundImageMessage":
-                        self.pictures.put(message)
+                        self.images.put(message)

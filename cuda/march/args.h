@@ -69,7 +69,7 @@ struct MarchArguments {
   MarchGrid grid;
   MarchLimits limits;
   int64_t too_many;     // the count of a ray of more than MAX_INTERVALS
-  const void* t_edges;  // [n_intervals + 2] distances, see ladder.h; or null: intervals of one length, in the box
+  const void* t_edges;  // [n_intervals + 2] distances, growing_steps.h; or null: intervals of one length, in the box
   int n_intervals;      // of t_edges
 };
 

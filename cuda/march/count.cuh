@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "march/ladder.cuh"
+#include "march/growing_steps.cuh"
 
 namespace nerfkit {
 namespace {
@@ -41,14 +41,14 @@ struct Workspace {
   CoarseGrid coarse;
 };
 
-// The kernels take one of two kinds of rays: TileRay, or with t_edges TileRayExp.
+// The kernels take one of two kinds of rays: TileRay, or with t_edges ContractedTileRay.
 template <template <class> class Ray, class P>
-constexpr bool HAS_EDGES = std::is_same_v<Ray<P>, TileRayExp<P>>;
+constexpr bool HAS_EDGES = std::is_same_v<Ray<P>, ContractedTileRay<P>>;
 
 template <template <class> class Ray, class P>
 __device__ __forceinline__ Ray<P> ray_of(const MarchArguments& in, int64_t index) {
   if constexpr (HAS_EDGES<Ray, P>)
-    return ladder_tile_ray<P>(in, index);
+    return contracted_tile_ray<P>(in, index);
   else
     return tile_ray<P>(in, index);
 }
@@ -56,7 +56,7 @@ __device__ __forceinline__ Ray<P> ray_of(const MarchArguments& in, int64_t index
 template <template <class> class Ray, class P>
 __device__ __forceinline__ auto spacing_of(const MarchArguments& in) {
   if constexpr (HAS_EDGES<Ray, P>)
-    return Ladder<P>{(const P*)in.t_edges, in.n_intervals};
+    return GrowingSteps<P>{(const P*)in.t_edges, in.n_intervals};
   else
     return Steps<P>{P(in.limits.step), P(in.limits.step / 2)};
 }

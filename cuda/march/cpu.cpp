@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "common/simd_cpu.h"
-#include "march/ladder.h"
+#include "march/growing_steps.h"
 
 namespace nerfkit {
 namespace {
@@ -119,8 +119,8 @@ bool may_have_samples(const Segment<P>& segment, const CoarseGrid& coarse) {
 // Calls emit(start, end) for the intervals of t_edges whose middles are in occupied cells, near to far.
 template <class P, class F>
 void march_edges(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, const F& emit) {
-  const Ladder<P> t_edges{(const P*)in.t_edges, in.n_intervals};
-  const LadderRay<P> ray = ladder_ray<P>(in, index);
+  const GrowingSteps<P> t_edges{(const P*)in.t_edges, in.n_intervals};
+  const ContractedRay<P> ray = contracted_ray<P>(in, index);
   if (!ray.marches) return;
   for (int first = 0; first < t_edges.n_intervals; first += CHUNK) {
     const int stop = std::min(first + CHUNK, t_edges.n_intervals);
@@ -129,7 +129,7 @@ void march_edges(const MarchArguments& in, const CoarseGrid& coarse, int64_t ind
     P start = t_edges.end(ray.jitter, first);
     for (int k = first; k < stop; ++k) {
       const P end = t_edges.end(ray.jitter, k + 1);
-      const LadderCell at = ladder_cell(ray, in.grid, (start + end) * P(0.5));
+      const ContractedCell at = contracted_cell(ray, in.grid, (start + end) * P(0.5));
       if (at.valid && in.grid.occupancy[at.index]) emit(start, end);
       start = end;
     }

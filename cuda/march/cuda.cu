@@ -37,8 +37,8 @@ Status march_count(DType dtype, const MarchArguments& in, const MarchCounts& fou
     const auto coarse_grid = vector ? march_coarse_grid<true> : march_coarse_grid<false>;
     const unsigned entries = unsigned(workspace.coarse.blocks[0] + 1) * (workspace.coarse.blocks[1] + 1);
     coarse_grid<<<entries, 32 * BLOCK, 0, (cudaStream_t)stream>>>(in.grid, workspace.coarse, workspace.ticket);
-    const auto count_rays =
-        in.t_edges ? march_count_rays<TileRayExp, decltype(position)> : march_count_rays<TileRay, decltype(position)>;
+    const auto count_rays = in.t_edges ? march_count_rays<ContractedTileRay, decltype(position)>
+                                       : march_count_rays<TileRay, decltype(position)>;
     count_rays<<<unsigned(march_tiles(in.n_rays)), THREADS, 0, (cudaStream_t)stream>>>(in, workspace);
   };
   dtype == DType::f64 ? run(double()) : run(float());
@@ -51,7 +51,7 @@ Status march_fill(DType dtype, const MarchArguments& in, const MarchCounts& foun
     using P = decltype(position);
     const SampleRows<P> rows{static_cast<P*>(t_starts), static_cast<P*>(t_ends)};
     const unsigned tiles = unsigned(march_tiles(in.n_rays));
-    const auto fill_rays = in.t_edges ? march_fill_rays<TileRayExp, P> : march_fill_rays<TileRay, P>;
+    const auto fill_rays = in.t_edges ? march_fill_rays<ContractedTileRay, P> : march_fill_rays<TileRay, P>;
     fill_rays<<<tiles, THREADS, 0, (cudaStream_t)stream>>>(in, workspace_of<P>(in, found), n_rows, ray_offsets, rows);
   };
   dtype == DType::f64 ? run(double()) : run(float());

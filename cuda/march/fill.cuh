@@ -19,7 +19,7 @@ struct SampleRows {
     const P t = start + P(k) * steps.step;
     t_starts[n] = t - steps.half, t_ends[n] = t + steps.half;
   }
-  __device__ void put(int n, const Ladder<P>& t_edges, P jitter, int k) const {
+  __device__ void put(int n, const GrowingSteps<P>& t_edges, P jitter, int k) const {
     t_starts[n] = t_edges.end(jitter, k), t_ends[n] = t_edges.end(jitter, k + 1);
   }
   __device__ void clear(int64_t n) const { t_starts[n] = t_ends[n] = P(0); }

@@ -35,7 +35,8 @@ struct alignas(16) TileRay {
   __device__ P head() const { return start; }
 };
 
-// Intervals of one length. Ladder of ladder.h is the other kind of spacing, TileRayExp of ladder.cuh its ray.
+// Intervals of one length. GrowingSteps of growing_steps.h is the other kind of spacing, ContractedTileRay of
+// growing_steps.cuh its ray.
 template <class P>
 struct Steps {
   P step, half;

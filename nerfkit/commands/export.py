@@ -40,7 +40,7 @@ THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.A
 
 def main(options: ExportOptions) -> int:
     if isinstance(options, MeshOptions) and options.source == "depth" and options.level != LEVEL:
-        raise UserError(f"--level {options.level:g} is of --from density; leave it out with --from depth")
+        raise UserError(f"--level {options.level:g} is for --from density; leave it out with --from depth")
     run = load_run(options.run, options.device, options.module, options.ops)
     began = time.perf_counter()
     EXPORTS[type(options)](run, options)

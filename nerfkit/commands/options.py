@@ -45,7 +45,7 @@ class TrainOptions(Config):
 
 @dataclass
 class RunOps:
-    """Which implementation of each op runs. By name it never falls back; auto takes the fused one where built."""
+    """Which implementation of each op runs: by name exactly that one, by auto the fused one where it is built."""
 
     backend: Literal["same", "auto", "torch", "cpp", "cuda"] = "same"  # of all ops; same: as the run was trained
     overrides: Words = field(default_factory=dict)  # of single ops, e.g. lltm torch mlp torch
@@ -66,23 +66,21 @@ class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
     cameras: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
-    frames: ranged(int | None, 1, 100_000) = None  # of orbit, spiral and interpolate; 60, or 4 a view, if left out
-    size: ranged(tuple[int, int] | None, 1, 2**16) = (
-        None  # width and height; the vertical angle stays, and pixels their shape; else as trained
-    )
+    frames: ranged(int | None, 1, 100_000) = None  # of orbit, spiral and interpolate; if left out, 60, or 4 a view
+    size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height; if left out, those of training
     fps: integer(1, 1000) = 20  # frames per second of the video
-    outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
+    outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb also as .npz, in scene units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<cameras> if empty
-    crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it
+    crop: Literal["run", "none"] = "run"  # run: only the part that the viewer kept in RUN/crop.json; none: all
     resume: bool = False  # keep frames of these cameras and this size that are there already
-    overwrite: bool = False  # remove frames of other cameras, size or crop of this checkpoint that are there
+    overwrite: bool = False  # replace what is there, of other cameras or frames, another size or crop
 
 
 @dataclass
 class ViewOptions(RunOptions):
     """Look at a run in a browser, until Ctrl-C."""
 
-    data: str = ""  # folder of the scene, if it has moved; its images are compared with
+    data: str = ""  # folder of the scene, if it has moved; renderings are compared with its images
     viewer: ViewerOptions = field(default_factory=ViewerOptions)
 
 
@@ -102,7 +100,7 @@ class InspectOptions:
 
     scene: Scene = ""  # folder of the scene, or of photos, or a video; the same as --data.path
     verbose: Verbose = False  # print all numbers
-    out: str = ""  # folder for the page and a drawing of the cameras: new, empty or of an earlier one; none if empty
+    out: str = ""  # new or empty folder, or that of an earlier inspection, for a page and a drawing of the cameras
     data: DataConfig = field(default_factory=DataConfig)
 
 
@@ -126,11 +124,11 @@ class GeometryOptions(ExportOptions):
 class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB."""
 
-    source: Source = "density"  # where the density reaches the level, or fused from the depths of training views
+    source: Source = "density"  # density: where it reaches the level; depth: fused from depths of training views
     resolution: integer(2, 8192) = 256  # cells along the longest side
-    level: number(0.001, 0.999) = LEVEL  # of density: opacity of a cell on the surface
+    level: number(0.001, 0.999) = LEVEL  # opacity of a cell on the surface, with --from density
     min_part: number(0, 0.5) = 0.001  # connected parts with a smaller share of the faces are left out
-    formats: str = "ply"  # of ply,glb; or as --out ends
+    formats: str = "ply"  # of ply,glb; an --out that ends in one of them decides
 
 
 @dataclass
@@ -145,7 +143,7 @@ class SplatsOptions(GeometryOptions):
     """Export points as flat Gaussians, as PLY: a start for programs that optimise those."""
 
     count: integer(1, 10**9) = 300_000  # splats at most
-    sh_degree: integer(0, 3) = 3  # of the spherical harmonics that the file has room for
+    sh_degree: integer(0, 3) = 3  # degree of the spherical harmonics that the file has room for
 
 
 @dataclass
@@ -162,7 +160,7 @@ class DepthOptions(ExportOptions):
 
     split: str = "train"  # views: train, test, ...
     formats: str = "exr"  # of exr,npz
-    depth: Literal["mean", "median"] = "mean"  # of an EXR file's Z; an NPZ file has both
+    depth: Literal["mean", "median"] = "mean"  # which depth is Z in an EXR file; an NPZ file has both
 
 
 @dataclass
@@ -171,7 +169,7 @@ class DemoOptions:
 
     out: str = ""  # run folder; runs/demo if empty, or runs/demo_2, ... where that is taken
     device: str = "auto"  # cpu, cuda, cuda:1, ...
-    steps: ranged(int | None, 1, 10**6) = None  # of the training; as many as half a minute has if left out
+    steps: ranged(int | None, 1, 10**6) = None  # training steps; if left out, as many as fit into half a minute
     frames: integer(2, 1000) = 48  # of the turntable
 
 

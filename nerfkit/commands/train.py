@@ -188,7 +188,7 @@ def go_on(trainer: Trainer, folder: RunFolder, scene: Scene) -> None:
     config = trainer.config
     if config.trainer.steps < trainer.scheduled:
         raise RunError(
-            f"the run is at step {trainer.scheduled:g} already; --trainer.steps {config.trainer.steps} is less"
+            f"the run is at step {trainer.scheduled:g} already; give more than --trainer.steps {config.trainer.steps}"
         )
     if trainer.processes.is_first and trainer.progress < 1:
         folder.save_description(config, describe(scene))
@@ -239,7 +239,7 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
         return None
     state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
     views = scene.split(split)
-    print(f"scoring {len(views.files)} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
+    print(f"scoring {len(views.files)} {split} views; the training is saved, and Ctrl-C skips the scoring", flush=True)
     trainer.model.eval()
     try:
         if trainer.processes.is_first:
@@ -276,7 +276,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
         ("images", f"{trainer.views.source.description}, {data.background} background"),
         ("space", f"{low} to {high}, step {sampling.step_size:g}{beyond}"),
         ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
-        *[("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
+        *[("views", f"each training view has learned {' and '.join(learned)}")] * bool(learned),
         (
             "training",
             f"from step {trainer.step}{to_last}{limit}{used}, {settings.samples_per_step} samples a step, "
@@ -289,7 +289,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     decisions = config.decisions.items()
     rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
     rows += [("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()]
-    rows.append(("device", f"{trainer.device}; {how_it_runs(trainer)}"))
+    rows.append(("device", f"{trainer.device}{how_it_runs(trainer)}"))
     if config.eval.after_training and config.eval.split not in scene.views:
         rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
     return [*rows, ("run", f"{folder}; {SETUP} there holds all that was decided, and -v prints it")]
@@ -301,8 +301,9 @@ def in_lines(rows: list[tuple[str, str]]) -> str:
 
 def how_it_runs(trainer: Trainer) -> str:
     """Whether a step is a CUDA graph, and deterministic."""
-    silent = trainer.model.silent_modules if trainer.device.type == "cuda" else ()
+    on_gpu = trainer.device.type == "cuda"
+    silent = trainer.model.silent_modules if on_gpu else ()
     why = f": {', '.join(silent)} does not say in `ops` which ops of nerfkit it calls" if silent else ""
     recorded = "a step is one CUDA graph" if trainer.training_step.static_shapes else f"a step runs op by op{why}"
-    same = "; deterministic: the same bits from the same seed"
-    return recorded + (same if trainer.config.trainer.deterministic else "")
+    same = "deterministic: the same bits from the same seed"
+    return "".join(f"; {words}" for words in [recorded] * on_gpu + [same] * trainer.config.trainer.deterministic)

@@ -92,7 +92,7 @@ class ModelConfig:
 class SamplingConfig:
     """Where samples are put along a ray."""
 
-    kind: auto("sampling.kind", Literal["box", "contracted"]) = None  # contracted: space beyond data.box counts, too
+    kind: auto("sampling.kind", Literal["box", "contracted"]) = None  # contracted: space beyond data.box counts as well
     step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None  # interval; contracted: the shortest [scene units]
     cone_angle: auto("sampling.cone_angle", float, 0, 1) = None  # contracted: interval length per distance
     near: auto("sampling.near", float, 0, 1e10) = None  # no samples nearer than this [scene units]
@@ -107,7 +107,7 @@ class TrainerConfig:
 
     steps: auto("trainer.steps", int, 1, UNLIMITED) = None  # optimisation steps
     max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training and schedule end after this [s]; 0: never
-    samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None  # or rays, of a model without samples
+    samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None  # or rays, if a model has no samples
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient
     learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # after the warm-up
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # at the last step
@@ -116,7 +116,7 @@ class TrainerConfig:
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end
     preview_every: integer(-1, 10**9) = -1  # nerfkit train: steps between images in previews/; 0: none; -1: about 30
-    tensorboard: Flag = False  # nerfkit train: curves and images for TensorBoard, too; needs nerfkit[tensorboard]
+    tensorboard: Flag = False  # nerfkit train: curves and images also for TensorBoard; needs nerfkit[tensorboard]
 
 
 @dataclass
@@ -132,7 +132,7 @@ class EvalConfig:
 
 @dataclass
 class OpsConfig:
-    """Which implementation of each op runs. By name it never falls back; auto takes the fused one where built."""
+    """Which implementation of each op runs: by name exactly that one, by auto the fused one where it is built."""
 
     backend: Backend = "auto"  # of all ops
     overrides: Words = field(default_factory=dict)  # of single ops, e.g. lltm torch mlp torch

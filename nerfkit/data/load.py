@@ -125,12 +125,16 @@ def _check_photos(folder: Path, beside: str) -> None:
     scenes = [entry for entry in inner if readers.formats_of(entry)]
     files = (file for at in [place, *([] if scenes else inner)] for file in at.glob("*"))
     if not any(file.suffix.lower() in (*SUFFIXES, *OTHERS) for file in files):
-        expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
-        expected += "; otherwise photos (JPEG, PNG, WebP) or a video, of which poses are found"
         within = scenes or [(place / name).parent for name in list_images(place)[:1]]
-        meant = f"; is {' or '.join(map(printable, within[:3]))} meant?" if within else ""
-        known = f"{beside}; there is " if beside else ""
-        raise SceneError(f"data.path: {known}no known scene format in {printable(folder)} ({expected}){meant}")
+        known = f"data.path: {beside}; there is " if beside else "data.path: "
+        if within:
+            there = f"{'no scene' if scenes else 'no image'} in {printable(folder)} itself"
+            raise SceneError(f"{known}{there}; is {' or '.join(map(printable, within[:3]))} meant?")
+        if not any(place.iterdir()):
+            raise SceneError(f"data.path: the folder {printable(place)} is empty")
+        formats = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
+        there = f"no photos (JPEG, PNG, WebP) and no known scene format in {printable(place)}"
+        raise SceneError(f"{known}{there}. Of the formats, {formats}")
     folder = folder.resolve()
     if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
         scene = printable(folder.parent)

@@ -26,6 +26,6 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
         f"{printable(capture.name)}: {len(lenses)} images of "
         f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
         f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
-        f"{f'{n_missing} more are listed, but have no file of use' if n_missing else 'None is missing'}; {train} to "
-        f"train on, {test} held out to score it.",
+        f"{f'{n_missing} more are listed, but have no file of use' if n_missing else 'No image is missing'}; "
+        f"{train} to train on, {test} held out to score it.",
     )

@@ -162,4 +162,4 @@ def how_to_build(backend: str) -> str:
     """What to type to get `backend`."""
     needs, name = ("a CUDA torch and nvcc", "CUDA") if backend == "cuda" else ("torch and g++", "NATIVE")
     folder = "-e ." if _SCHEMA.exists() else "."  # a checkout is used as it lies
-    return f"To build it, with {needs} installed: NERFKIT_{name}=1 pip install --no-build-isolation {folder}"
+    return f"To build it, in nerfkit's source, with {needs}: NERFKIT_{name}=1 pip install --no-build-isolation {folder}"

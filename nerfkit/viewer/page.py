@@ -129,7 +129,7 @@ class Page:
             self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
         if served != [True]:  # viser has changed: nothing would be checked
             self.server.stop()
-            raise UserError(f"viser {viser.__version__} is not one that the viewer knows; {INSTALL}")
+            raise UserError(f"viser {viser.__version__} does not work with this viewer; {INSTALL}")
         from viser import _messages
 
         for message in (_messages.ShareUrlRequest, _messages.ShareUrlDisconnect):  # of a tunnel by a foreign host

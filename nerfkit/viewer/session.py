@@ -107,7 +107,7 @@ class Session:
         camera = self.client.camera
         here = frames.viewpoint(camera.wxyz, camera.position, camera.fov)
         if not (np.isfinite(here.pose).all() and 0 < here.fov < math.pi):
-            raise UserError("the browser's camera is none: its place or field of view is not finite")
+            raise UserError("the browser's camera cannot be drawn: its position or field of view is not finite")
         return here
 
     def size(self) -> tuple[int, int]:

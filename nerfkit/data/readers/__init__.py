@@ -70,7 +70,7 @@ def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture
     if capture.format == "transforms" and "colmap" in formats and seeks_points and not _has_points(capture):
         capture = _with_points(folder, capture)
     if others := [name for name in formats if name != capture.format]:
-        notes.append(f"read as {capture.format}; --data.format {' or '.join(others)} would be possible, too")
+        notes.append(f"read as {capture.format}; --data.format {' or '.join(others)} would be possible as well")
     return replace(capture, notes=notes_of(*notes, *capture.notes))
 
 

@@ -73,7 +73,7 @@ def find_photos(folder: Path, report: Report) -> list[Photo]:
         too_few = f"{printable(folder)} holds {len(found)} photos, but camera poses need at least 3"
         raise SceneError(f"data.path: {too_few}" + (f"; it has {unread}" if others else ""))
     if all(photo.lens[0] == 2 * photo.lens[1] for photo in found):
-        report("note: the photos are twice as wide as high: split panoramas into pinhole views first")
+        report("warning: the photos are twice as wide as high; if they are panoramas, split them into pinhole views")
     return found
 
 

@@ -292,14 +292,14 @@ class VideoControls:
         path, scene, look = self.panel.path.copy(), self.state.scene, session.shown_look()
         size = "{}x{}".format(*path.size)
         if self.job is not None:
-            raise UserError("another one is being rendered; wait for it, or cancel it")
+            raise UserError("another path or image is being rendered; wait for it, or cancel it")
         check_memory(BYTES_PER_PIXEL * math.prod(path.size), f"a frame of {size}", scene.background.device)
         if still is not None:
             path.keyframes = [Keyframe(still.matrix, still.fov)]
         elif not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
             raise UserError(f"the path has {path.n_frames} frames; add views to it, {MAX_FRAMES} frames at most")
         elif look.output == COMPARING:
-            raise UserError("errors are against a training image, of which a path has none; choose another output")
+            raise UserError("a path has no training image to compare with; choose another output than the error")
         elif why := probe_video():
             raise UserError(f"videos cannot be written here ({why})")
         else:

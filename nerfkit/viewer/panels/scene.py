@@ -131,7 +131,7 @@ class CropPanel:
         corners = low, high = self.crop.bounds()
         step, gui, scene = float(f"{self.size / 200:.1g}"), server.gui, server.scene
         with tab:
-            self.on = gui.add_checkbox("Crop", is_on, hint="Nothing outside is rendered; exports leave it out, too")
+            self.on = gui.add_checkbox("Crop", is_on, hint="Nothing outside is rendered or exported")
             self.low = gui.add_vector3("Lowest corner", tuple(low), step=step)
             self.high = gui.add_vector3("Highest corner", tuple(high), step=step)
             self.handles_shown = gui.add_checkbox("Handles", False, hint="Move the corners in the image")

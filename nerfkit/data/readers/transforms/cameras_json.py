@@ -98,8 +98,8 @@ def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform
         lenses.append(lens_of(values, where, *size_of(values, where)))
         if not lenses[-1].is_pinhole:
             raise SceneError(
-                f"{where}: a lens of camera_model {lenses[-1].model} is not rendered; cameras of images to come are "
-                "pinholes: leave camera_model and its coefficients out of the file"
+                f"{where}: camera_model {lenses[-1].model} cannot be rendered, only pinholes can; leave camera_model "
+                "and its coefficients out of the file"
             )
     poses = np.stack(poses) if transform is None else transform.to_model(np.stack(poses))
     return Cameras.from_lenses(torch.tensor(poses, dtype=torch.float32), lenses)

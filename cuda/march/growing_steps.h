@@ -32,7 +32,7 @@ HD P product(P x, P y) {
 
 // Distances [n_intervals + 2] that are the same for all rays.
 template <class P>
-struct Ladder {
+struct GrowingSteps {
   const P* distances;
   int n_intervals;
 
@@ -54,7 +54,7 @@ struct Contracted {
 
 // A ray in half sides of the box, its centre at 0.
 template <class P>
-struct alignas(16) LadderRay {
+struct alignas(16) ContractedRay {
   P o[3], d[3], jitter;
   P farthest, speed;  // largest coordinate of o and of d, in magnitude
   P moment;           // of o x d: how far the ray's line misses the centre, times d
@@ -76,13 +76,13 @@ struct alignas(16) LadderRay {
 };
 
 template <class P>
-HD LadderRay<P> ladder_ray(const MarchArguments& in, int64_t index) {
+HD ContractedRay<P> contracted_ray(const MarchArguments& in, int64_t index) {
   constexpr P TINY = sizeof(P) == 4 ? P(1.17549435e-38) : P(2.2250738585072014e-308);
   constexpr P LARGEST = sizeof(P) == 4 ? P(3.40282347e38) : P(1.7976931348623157e308);
   constexpr P EPSILON = sizeof(P) == 4 ? P(1.1920929e-7) : P(2.220446049250313e-16);
   const P *origin = (const P*)in.origins + 3 * index, *direction = (const P*)in.directions + 3 * index;
   const P* box = (const P*)in.box;
-  LadderRay<P> ray{};
+  ContractedRay<P> ray{};
   bool moves = false, finite = true;
   for (int axis = 0; axis < 3; ++axis) {
     const P half = (box[3 + axis] - box[axis]) * P(0.5), raw = direction[axis];
@@ -116,7 +116,7 @@ struct Segment {
 
 // For the middles from distance a to b. How fast a contracted position moves is in NOTES.md.
 template <class P>
-HD Segment<P> segment(const LadderRay<P>& ray, const MarchGrid& grid, P a, P b) {
+HD Segment<P> segment(const ContractedRay<P>& ray, const MarchGrid& grid, P a, P b) {
   constexpr P EPSILON = sizeof(P) == 4 ? P(1.1920929e-7) : P(2.220446049250313e-16);
   constexpr P FASTEST = P(4. / 3);
   const P half = (b - a) * P(0.5);
@@ -134,13 +134,13 @@ HD Segment<P> segment(const LadderRay<P>& ray, const MarchGrid& grid, P a, P b) 
 }
 
 // The cell of the middle at distance t.
-struct LadderCell {
+struct ContractedCell {
   uint32_t index;  // into occupancy; 0 if not valid
   bool valid;
 };
 
 template <class P>
-HD LadderCell ladder_cell(const LadderRay<P>& ray, const MarchGrid& grid, P t) {
+HD ContractedCell contracted_cell(const ContractedRay<P>& ray, const MarchGrid& grid, P t) {
   const Contracted<P> c = ray.contracted(t);
   uint32_t index = 0;
   for (int axis = 0; axis < 3; ++axis) {

@@ -3,16 +3,16 @@
 
 #pragma once
 
-#include "march/ladder.h"
+#include "march/growing_steps.h"
 #include "march/rays.cuh"
 
 namespace nerfkit {
 
-constexpr int MAX_LADDER_PROBES = 8;  // of the coarse grid, per chunk; each takes longer than one of rays.cuh
+constexpr int MAX_CONTRACTED_PROBES = 8;  // of the coarse grid, per chunk; each takes longer than one of rays.cuh
 
 // A ray in shared memory.
 template <class P>
-struct TileRayExp : LadderRay<P> {
+struct ContractedTileRay : ContractedRay<P> {
   static constexpr bool inside = true;  // cells are clamped without a branch: chunks can be in flight together
   static constexpr bool too_long = false;
   int n_chunks;
@@ -21,8 +21,8 @@ struct TileRayExp : LadderRay<P> {
 };
 
 template <class P>
-__device__ __forceinline__ TileRayExp<P> ladder_tile_ray(const MarchArguments& in, int64_t index) {
-  TileRayExp<P> ray{ladder_ray<P>(in, index), 0};
+__device__ __forceinline__ ContractedTileRay<P> contracted_tile_ray(const MarchArguments& in, int64_t index) {
+  ContractedTileRay<P> ray{contracted_ray<P>(in, index), 0};
   if (ray.marches) ray.n_chunks = (in.n_intervals + CHUNK - 1) / CHUNK;
   return ray;
 }
@@ -39,14 +39,14 @@ __device__ __forceinline__ bool probe(const Segment<P>& segment, const CoarseGri
 
 // Whether an interval of the chunk may be a sample: as many probes, a power of two, as cover all of its middles.
 template <class P>
-__device__ __forceinline__ bool may_have_samples(const TileRayExp<P>& ray, const MarchGrid& grid,
-                                                 const CoarseGrid& coarse, const Ladder<P>& t_edges, int chunk) {
+__device__ __forceinline__ bool may_have_samples(const ContractedTileRay<P>& ray, const MarchGrid& grid,
+                                                 const CoarseGrid& coarse, const GrowingSteps<P>& t_edges, int chunk) {
   constexpr P RADIUS = P(BLOCK / 2 * 0.999);  // cells that a probe covers
   const int begin = chunk * CHUNK, end = min(begin + CHUNK, t_edges.n_intervals);
   const P a = t_edges.middle(ray.jitter, begin), b = t_edges.middle(ray.jitter, end - 1);
   const Segment<P> whole = segment(ray, grid, a, b);
   if (whole.reach <= RADIUS) return probe(whole, coarse);
-  if (!(whole.reach <= RADIUS * MAX_LADDER_PROBES)) return true;
+  if (!(whole.reach <= RADIUS * MAX_CONTRACTED_PROBES)) return true;
   int probes = 2;
   while (whole.reach > RADIUS * P(probes)) probes *= 2;
   const int intervals = CHUNK / probes;  // of a probe
@@ -61,10 +61,10 @@ __device__ __forceinline__ bool may_have_samples(const TileRayExp<P>& ray, const
 }
 
 template <bool INSIDE, class P>
-__device__ __forceinline__ Interval interval(const TileRayExp<P>& ray, const MarchGrid& grid, const Ladder<P>& t_edges,
-                                             P k) {
+__device__ __forceinline__ Interval interval(const ContractedTileRay<P>& ray, const MarchGrid& grid,
+                                             const GrowingSteps<P>& t_edges, P k) {
   if (!(k < P(t_edges.n_intervals))) return {0, false};
-  const LadderCell at = ladder_cell(ray, grid, t_edges.middle(ray.jitter, int(k)));
+  const ContractedCell at = contracted_cell(ray, grid, t_edges.middle(ray.jitter, int(k)));
   return {at.index, at.valid};
 }
 
