@@ -80,7 +80,7 @@ def test_a_click_says_how_deep_it_is_there(viewer, browser, session):
     text = wait_for(lambda: "deep" in session.probed.content and session.probed.content)
     cameras = pinholes([pose], [1e-3], (1, 1))
     depth = float(ImageRenderer(scene.model, scene.background)(cameras, 0, ("depth",))["depth_ray"])
-    assert f" {depth:.3g}" in text
+    assert f" {depth:.4g}" in text
     browser.tell(click | {"ray_origin": pose[:, 3].tolist(), "ray_direction": pose[:, 2].tolist()})  # backwards
     wait_for(lambda: "nothing" in session.probed.content)
 
