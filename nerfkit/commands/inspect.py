@@ -19,7 +19,15 @@ from tqdm import tqdm
 from nerfkit.commands import command_line
 from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
-from nerfkit.data.assemble import CUT_OUT, choose_transform, cut_out_diagnostics, fitted_lens, split_names, turned_for
+from nerfkit.data.assemble import (
+    CUT_OUT,
+    choose_transform,
+    cut_out_diagnostics,
+    fitted_lens,
+    sentences,
+    split_names,
+    turned_for,
+)
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
@@ -33,7 +41,6 @@ from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import plan, root_of
 from nerfkit.data.sfm.mapping import INSTALL
-from nerfkit.data.verdict import sentences
 from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
 from nerfkit.safe_io import first_of, printable

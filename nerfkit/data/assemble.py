@@ -19,11 +19,10 @@ from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
-from nerfkit.data.scene import Scene, Views
+from nerfkit.data.scene import Scene, Views, format_sizes
 from nerfkit.data.scene_transform.diagnostics import box_diagnostics, camera_diagnostics, solve_diagnostics
 from nerfkit.data.scene_transform.find import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
-from nerfkit.data.verdict import sentences
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import nearest, printable
 
@@ -32,6 +31,12 @@ TEST_EVERY = 8  # of the sorted names of images that are there; the first is one
 SHOWN_NAMES = 3
 CUT_OUT = "data.masks is alpha: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
+TAKEN = {  # by the kind of the frame
+    "object": "taken around an object",
+    "inward": "taken around something in its surroundings",
+    "forward": "all facing the same way",
+    "walk-through": "taken all over a place",
+}
 
 
 def resolve_files(capture: Capture, folder: Path) -> Capture:
@@ -162,6 +167,22 @@ def assemble(
         paths={split: cameras_of(path, [image.lens for image in path]) for split, path in capture.paths.items()},
         about=sentences(capture, [*lenses.values()], counts, transform.kind),
     )  # fmt: skip
+
+
+def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind: str) -> tuple[str, ...]:
+    """What a scene is, for whoever took its images: `lenses` are those of the images that exist, `counts` each split's,
+    `kind` is the frame's."""
+    n_lenses, n_missing = len(set(lenses)), len(capture.images) - len(lenses)
+    if not lenses:
+        return (f"{printable(capture.name)}: none of the {n_missing} images that are listed can be read.",)
+    train, test = (f"{counts.get(split, 0) or 'none'}" for split in ("train", "test"))
+    return (
+        f"{printable(capture.name)}: {len(lenses)} images of "
+        f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
+        f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
+        f"{f'{n_missing} more are listed, but have no file of use' if n_missing else 'None is missing'}; {train} to "
+        f"train on, {test} held out to score it.",
+    )
 
 
 def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
