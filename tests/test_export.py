@@ -12,18 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
+from nerfkit.commands import export as export_command
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.load import load_scene
 from nerfkit.data.ply import read_points
-from nerfkit.data.readers.colmap.reader import read_model
+from nerfkit.data.readers.colmap import read_model
 from nerfkit.data.readers.colmap.writer import write_model
-from nerfkit.data.readers.transforms.reader import read
+from nerfkit.data.readers.transforms import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras
-from nerfkit.export import images
 from nerfkit.export.points import FLAT, PointCloud, points_of_view, rotations, splat_bytes, thinned
 from nerfkit.export.views import View, Views
 from nerfkit.export.writing import OutputFolder, Work
@@ -378,7 +378,7 @@ def test_exr_holds_the_same_as_float32(run, tmp_path):
 
 
 def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch):
-    made, whole = [], images.image_bytes
+    made, whole = [], export_command.image_bytes
 
     def until_two(*arguments):
         if len(made) == 2:
@@ -388,7 +388,7 @@ def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch):
 
     arguments = ("depth", "--out", tmp_path / "d", "--split", "train", "--formats", "npz")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(images, "image_bytes", until_two)
+        patched.setattr(export_command, "image_bytes", until_two)
         call(run, *arguments)
     first, last = (tmp_path / "d" / f"photo_{view}.npz" for view in (0, 13))
     began = first.stat().st_mtime_ns

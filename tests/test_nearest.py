@@ -259,7 +259,7 @@ def test_points_that_cannot_be_read_are_left_out(tmp_path: Path):
 
 def test_a_scene_file_too_large_for_the_memory_is_refused(tmp_path: Path, monkeypatch):
     folder = write_capture(tmp_path, ring(20))
-    monkeypatch.setattr("nerfkit.data.readers.transforms.reader.free_memory", lambda: 1000)
+    monkeypatch.setattr("nerfkit.data.readers.transforms.free_memory", lambda: 1000)
     check_refused(load, folder, MAIN, "GB")
 
 

@@ -39,8 +39,7 @@ from nerfkit.data.scene import format_sizes
 from nerfkit.data.scene_transform.diagnostics import mask_diagnostics, outlines_an_object, pixel_diagnostics
 from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.data.scene_transform.transform import SceneTransform
-from nerfkit.data.sfm import plan, root_of
-from nerfkit.data.sfm.mapping import INSTALL
+from nerfkit.data.sfm import INSTALL, plan, root_of
 from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
 from nerfkit.safe_io import first_of, printable

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nerfkit.data.capture import Capture, notes_of
+from nerfkit.data.readers import colmap
 from nerfkit.data.readers import small_formats as small
-from nerfkit.data.readers.colmap import reader as colmap
+from nerfkit.data.readers import transforms as transforms_json
 from nerfkit.data.readers.folders import first_there
-from nerfkit.data.readers.transforms import reader as transforms_json
 from nerfkit.errors import SceneError, UserError
 
 

@@ -9,7 +9,7 @@ checkpoint.safetensors    model, views, optimiser, occupancy and random states (
 scene.json                number of the run's format, cameras of every split, up axis
 metrics.jsonl             one line per logged step, score of held-out views on the way, and check of views drawn late
 metrics.json              scores on the test views, with their protocol
-previews/                 images of one view on the way, a strip and videos of them (see watching.previews)
+previews/                 images of one view on the way, a strip and videos of them (see nerfkit.training.watching)
 tensorboard/              events for TensorBoard, where trainer.tensorboard is on
 paths/                    camera paths made by hand in the viewer, which a new run in this folder leaves as they are
 loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
