@@ -65,7 +65,7 @@ def main(options: InspectOptions) -> int:
     check(Config(data=data))  # raises ConfigError for what training would refuse
     folder = OwnFolder(options.out, "inspection") if options.out else None
     if folder is not None:
-        folder.check_free()  # fails, if it does, before anything is read
+        folder.claim(only_check=True)  # fails, if it does, before anything is read
     source, formats = look_at(data.path, data.format)
     if not (formats or data.sfm_dir or (root_of(source) / "sparse").exists()):
         return without_poses(source, data)

@@ -35,7 +35,7 @@ from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError, SceneError
-from nerfkit.files import MARKER, OwnFolder
+from nerfkit.files import MARKER, OwnFolder, read_marker
 from nerfkit.safe_io import printable, shell_join
 from nerfkit.training.run.files import (
     CONFIG,
@@ -110,7 +110,7 @@ class RunFolder(OwnFolder):
         Raises RunError if it holds a run already, which only `overwrite` replaces, a user's files, or cannot be made.
         """
         folder = cls(path, overwrite)
-        if folder.check_free():
+        if folder.claim(only_check=True):
             folder._lock_for_new_run()
         return folder
 
@@ -128,7 +128,8 @@ class RunFolder(OwnFolder):
         """The folder of an existing run; raises RunError if it is none, or lost its marker."""
         folder = cls(path)
         check_is_run(folder.path)
-        if not folder.read():
+        kind, folder.names = read_marker(folder.path, folder.kind)
+        if not kind:
             raise RunError(
                 f"{printable(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
                 "copy the run again, with its hidden files"
