@@ -20,7 +20,7 @@ from nerfkit.data.scene import Scene
 from nerfkit.metrics import psnr
 from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training import alignment
+from nerfkit.training import evaluator
 from nerfkit.training.run.files import METRICS
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.scene import ViewerScene
@@ -245,7 +245,7 @@ def test_poses_that_are_off_are_found(small_config):
 
 @pytest.mark.slow
 def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
-    monkeypatch.setattr(alignment, "STEPS", 3)
+    monkeypatch.setattr(evaluator, "STEPS", 3)
     run = tmp_path / "run"
     small = (
         "--data.box -0.8 -0.8 -0.8 0.8 0.8 0.8 --model.levels 2 --model.log2_hashmap_size 10 --model.max_resolution 32 "
