@@ -158,8 +158,11 @@ class Work:
         return self
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
-        if kind in (None, EmptyError):
-            self._remove()
+        if kind in (None, EmptyError):  # the output is there, or nothing to be written
+            self.folder.clear()
+            (self.folder.path / MARKER).unlink(missing_ok=True)
+            with suppress(OSError):  # a file of the user's is in it
+                self.folder.path.rmdir()
         self.folder.unlock()
 
     def part(self, name: str, make: Callable[[], Arrays]) -> Arrays:
@@ -174,13 +177,6 @@ class Work:
         np.savez(content, **arrays)
         self.folder.write(file, content.getvalue())
         return arrays
-
-    def _remove(self) -> None:
-        """Delete the folder: the output is there, or nothing to be written."""
-        self.folder.clear()
-        (self.folder.path / MARKER).unlink(missing_ok=True)
-        with suppress(OSError):  # a file of the user's is in it
-            self.folder.path.rmdir()
 
 
 def ply_bytes(vertices: Arrays, faces: np.ndarray | None = None) -> bytes:

@@ -60,10 +60,6 @@ class SceneTransform:
         """Directions [..., 3] of the model's frame in the input's, of the same lengths."""
         return directions @ self.rotation
 
-    def distance_to_model(self, distance: Any) -> Any:
-        """Lengths of the input in model units."""
-        return distance * self.scale
-
     def distance_to_input(self, distance: Any) -> Any:
         """Lengths of model units in the input's."""
         return distance / self.scale
