@@ -45,7 +45,7 @@ from tests.posed_captures import (
     write_synthetic,
 )
 from tests.processes import run_main
-from tests.toy_scene import BALLS, RADII, write_scene
+from tests.toy_scene import BALLS, RADII
 
 
 def test_all_splits_share_the_map_of_a_lens(tmp_path, monkeypatch):
@@ -191,18 +191,6 @@ def test_missing_images_are_left_out_with_a_count(tmp_path):
     (folder / "images" / names[10]).unlink()
     with raises_mentioning(SceneError, "data.path", "9 of 20", "11", names[0]):
         load_scene(str(folder))
-
-
-def test_images_are_found_in_any_case_and_that_is_said(tmp_path):
-    """Whose names have no extensions in the file."""
-    pixels = load_scene(str(write_scene(tmp_path))).split("train").load().stack()
-    for file in (tmp_path / "train").iterdir():
-        file.rename(file.with_name(file.name.upper()))
-    scene = load_scene(str(tmp_path))
-    assert torch.equal(scene.split("train").load().stack(), pixels)
-    assert all(file.name.startswith("R_") for file in scene.split("train").files)
-    (note,) = [note.text for note in scene.notes if "other names" in note.text]
-    assert_names(note, "12 of 14 images")
 
 
 def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):

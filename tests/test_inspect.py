@@ -3,6 +3,7 @@
 
 import io
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +33,9 @@ RULE = "every 8th of the sorted names is a test image"
 
 def capture_of(poses: np.ndarray, lenses: tuple[Lens, ...] = (LENS,), **values) -> Capture:
     """A capture of `poses` [V, 3, 4], whose lenses take turns."""
-    images = [
-        PosedImage(f"images/{k:04d}.jpg", Path(f"images/{k:04d}.jpg"), pose, lenses[k % len(lenses)])
-        for k, pose in enumerate(poses)
-    ]
+    names = [f"images/{k:04d}.jpg" for k in range(len(poses))]
+    rows = zip(names, map(Path, names), poses, cycle(lenses), strict=False)
+    images = [PosedImage(*row) for row in rows]
     return Capture("toy", "colmap", images, **values)
 
 

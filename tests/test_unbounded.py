@@ -147,13 +147,9 @@ def test_bad_positions():
 
 
 def small_config(**trainer) -> Config:
-    data, model = (
-        DataConfig(box=(-1.0, -1, -1, 1, 1, 1)),
-        ModelConfig(levels=4, log2_hashmap_size=10, max_resolution=64),
-    )
-    sampling = SamplingConfig(
-        "contracted", step_size=0.05, cone_angle=0.05, near=0.1, far=100.0, occupancy_resolution=16
-    )
+    data = DataConfig(box=(-1.0, -1, -1, 1, 1, 1))
+    model = ModelConfig(levels=4, log2_hashmap_size=10, max_resolution=64)
+    sampling = SamplingConfig("contracted", 0.05, cone_angle=0.05, near=0.1, far=100.0, occupancy_resolution=16)
     options = TrainerConfig(**{"steps": 4, "samples_per_step": 2048} | trainer)
     return Config(device="cpu", data=data, model=model, sampling=sampling, trainer=options).resolved()
 
