@@ -21,15 +21,7 @@ from tqdm import tqdm
 from nerfkit.commands import command_line
 from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
-from nerfkit.data.assemble import (
-    CUT_OUT,
-    choose_transform,
-    cut_out_diagnostics,
-    fitted_lens,
-    sentences,
-    split_names,
-    turned_for,
-)
+from nerfkit.data import assemble
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
@@ -177,7 +169,7 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         if header is None:
             return OnDisk(0, 0, problem=problem)
         try:
-            lens = fitted_lens(image, header, data.downscale)
+            lens = assemble.fitted_lens(image, header, data.downscale)
             if image.mask is not None and not alpha_masks:
                 mask = read_mask(image.mask, (header.width, header.height), judged.masks) == capture.white_ignores
                 ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
@@ -192,8 +184,10 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         looks = pool.map(look_into, [image.found for image in candidates], is_sampled)
         looks = list(tqdm(looks, "images", len(candidates), unit="image", leave=False))
         pairs = zip(candidates, looks, strict=True)
-        headers = {image.name: turned_for(image.lens, header) for image, (header, *_) in pairs if header is not None}
-        training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
+        headers = {
+            image.name: assemble.turned_for(image.lens, header) for image, (header, *_) in pairs if header is not None
+        }
+        training = [image.name for image in assemble.split_names(capture, candidates)[0].get("train", [])]
         refused = []
         try:
             judged = judge(capture, headers, training, alpha_masks)
@@ -206,9 +200,9 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         if pixels is not None and header.bits == judged.headers[image.name].bits
     ]
     there = [image for image, file in zip(candidates, files, strict=True) if file.width]
-    chosen, rule = split_names(capture, there)
+    chosen, rule = assemble.split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    transform = choose_transform(capture, splits.get("train", []), judged, data.box)
+    transform = assemble.choose_transform(capture, splits.get("train", []), judged, data.box)
     broken = [(image, file.problem) for image, file in zip(candidates, files, strict=True) if file.problem]
     refused += [problem for _, problem in broken[:MAX_NAMES]]
     if others := [printable(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
@@ -216,8 +210,8 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
     diagnostics = [] if refused else pixel_diagnostics(samples, data.background or "white")
     notes = []
     if alpha_masks:
-        notes.append(CUT_OUT)
-        refused += cut_out_diagnostics(there, judged.headers)
+        notes.append(assemble.CUT_OUT)
+        refused += assemble.cut_out_diagnostics(there, judged.headers)
     if data.downscale != 1:
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     transform = replace(transform, notes=(*transform.notes, *as_warnings(diagnostics)))
@@ -274,7 +268,7 @@ class Inspection:
     def verdict(self) -> list[str]:
         """What the scene is, whether it is ready, and what to mend, as lines."""
         counts = {split: len(names) for split, names in self.splits.items()}
-        about = sentences(self.capture, [image.lens for image in self.trained], counts, self.transform.kind)
+        about = assemble.sentences(self.capture, [image.lens for image in self.trained], counts, self.transform.kind)
         problems = self.problems()
         verdict = REFUSED if self.refused else DOUBTED if problems else READY
         return [*about, verdict, *(f"- {problem}" for problem in problems)]

@@ -21,13 +21,7 @@ import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage, notes_of, rotations_of
-from nerfkit.data.readers.colmap.records import (
-    BinaryRecords,
-    ImageRecord,
-    TextRecords,
-    cameras_of,
-    images_of,
-)
+from nerfkit.data.readers.colmap.records import BinaryRecords, ImageRecord, TextRecords, cameras_of, images_of
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
