@@ -48,9 +48,9 @@ def resolve_files(capture: Capture, folder: Path) -> Capture:
     found = {image.file: on_disk(image.file, as_named) for image in capture.images}
     find = partial(nearest, folders=places_of(folder))
     near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
+    found |= near
     images = [
-        replace(image, file=near.get(image.file, image.file), found=near.get(image.file, found[image.file]))
-        for image in capture.images
+        replace(image, file=near.get(image.file, image.file), found=found[image.file]) for image in capture.images
     ]
     notes = notes_of(*capture.notes, *note_of_others(near, len(images)))
     return _without_paths(replace(capture, images=images, notes=notes))
@@ -64,9 +64,8 @@ def _without_paths(capture: Capture) -> Capture:
         return capture
     splits = {split: names for split, names in capture.splits.items() if split not in bare}
     by_name = {image.name: image for image in capture.images}
-    paths = {
-        split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare) if capture.splits[split]
-    }
+    paths = {split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare)}
+    paths = {split: images for split, images in paths.items() if images}
     notes = [
         f"the {len(images)} cameras of {split} have no images: they are a camera path, not scored (nerfkit render RUN "
         f"--cameras {split})"
@@ -231,9 +230,8 @@ def choose_transform(
         transform = with_its_box(transform, images, judged.silhouettes)
     notes = [*transform.notes]
     if is_of_files:
-        notes += as_warnings(
-            box_diagnostics(capture, images, transform.to_input(transform.box), is_given=box is not None)
-        )
+        in_files = transform.to_input(transform.box)
+        notes += as_warnings(box_diagnostics(capture, images, in_files, is_given=box is not None))
     if box is not None and unbounded:
         found = find_scene_transform(capture, training, judged.is_object)
         near, far = found.near / found.scale, found.far / found.scale

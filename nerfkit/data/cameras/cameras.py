@@ -109,9 +109,8 @@ class Cameras:
     def __getitem__(self, views: slice | list[int]) -> Cameras:
         chosen = range(len(self))[views] if isinstance(views, slice) else views
         lenses = tuple(self.lenses[view] for view in chosen) if self.lenses else ()
-        table = self.table and replace(
-            self.table, **{name: getattr(self.table, name)[views] for name in ("first", "across", "step")}
-        )
+        of_views = {name: getattr(self.table, name)[views] for name in ("first", "across", "step") if self.table}
+        table = self.table and replace(self.table, **of_views)
         return replace(_each_tensor(self, lambda tensor: tensor[views]), lenses=lenses, table=table)
 
     def size(self, view: int | None = None) -> tuple[int, int]:

@@ -81,9 +81,8 @@ def read_nsvf(folder: Path) -> Capture:
         pose = np.linalg.inv(pose) if is_inverse and np.linalg.det(pose) else pose
         images.append(_posed(folder, image, pose * OPENGL, values, printable(where), side=side))
         splits.setdefault(image.name[:2], []).append(images[-1].name)
-    notes = (
-        [f"{len(lost)} of {len(lost) + len(images)} images have no pose (first: {printable(lost[0])})"] if lost else []
-    )
+    n_all = len(lost) + len(images)
+    notes = [f"{len(lost)} of {n_all} images have no pose (first: {printable(name)})" for name in lost[:1]]
     names = {"0_": "train", "1_": "val" if "2_" in splits else "test", "2_": "test"}
     are_splits = "0_" in splits and splits.keys() <= names.keys()
     splits = {names[start]: of for start, of in splits.items()} if are_splits else {}

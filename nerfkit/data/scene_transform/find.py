@@ -117,9 +117,8 @@ def find_scene_transform(
     up = find_up(rig) if capture.up is None else Found(unit(capture.up), "given")
     center = _center(inputs, kind)
     radius = _radius(inputs, kind, center.value)
-    transform = SceneTransform(
-        _rotation(rig, up.value), center.value, 1 / radius.value, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy()
-    )
+    frame = _rotation(rig, up.value), center.value, 1 / radius.value
+    transform = SceneTransform(*frame, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy())
     reach, of_unit = 1.0, " (1 model unit)"  # the radius in model units
     if kind == "object":
         reach = USUAL_SIDE / float(np.ptp(_object_box(transform, inputs, reach)[0], axis=0).max())
@@ -333,21 +332,15 @@ def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhou
         return replace(transform, notes=(*transform.notes, Note("warning", text)))
     center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
     box = scale * (hull - center)
-    unit = {
-        "center": transform.to_input(center),
-        "scale": scale * transform.scale,
-        "near": scale * transform.near,
-        "far": FAR,
-    }
-    longest = float(np.ptp(hull, axis=0).max())
+    middle, longest = transform.to_input(center), float(np.ptp(hull, axis=0).max())
     text = (
-        f"kind object: alpha in {len(seen)} images shows it around {vector_text(unit['center'])} in the input, "
+        f"kind object: alpha in {len(seen)} images shows it around {vector_text(middle)} in the input, "
         f"{longest / transform.scale:.4g} long; that is the box {corner_text(box)}, for the usual one meets {held:.1%} "
         f"of its rays, and is {side / longest:.2g} times as long"
     )
-    return replace(
-        transform, **unit, box=box, notes=(*(() if transform.is_identity else transform.notes), Note("info", text))
-    )
+    notes = *(() if transform.is_identity else transform.notes), Note("info", text)
+    scale, near = scale * transform.scale, scale * transform.near
+    return replace(transform, center=middle, scale=scale, near=near, far=FAR, box=box, notes=notes)
 
 
 def _size(image: PosedImage, silhouette: np.ndarray, focus: np.ndarray) -> float:

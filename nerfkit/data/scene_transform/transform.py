@@ -82,10 +82,9 @@ class SceneTransform:
     @staticmethod
     def from_json(content: Any, where: str = "transform") -> SceneTransform:
         """The inverse of `to_json`; raises RunError that names `where` and the key."""
+        to_array = lambda _, value: np.array(value, dtype=np.float64)  # noqa: E731
         try:
-            transform = msgspec.convert(
-                content, SceneTransform, dec_hook=lambda _, value: np.array(value, dtype=np.float64)
-            )
+            transform = msgspec.convert(content, SceneTransform, dec_hook=to_array)
         except (msgspec.ValidationError, OverflowError) as error:
             raise RunError(f"{where} is no scene transform: {printable(str(error))}") from None
         for name, shape in SHAPES.items():
@@ -93,10 +92,8 @@ class SceneTransform:
             if values.shape != shape or not np.isfinite(values).all():
                 wanted = f"{' x '.join(map(str, shape))} finite numbers"
                 raise RunError(f"{where}: '{name}' must be {wanted}, got {values.tolist()!r:.80}")
-        if (
-            np.abs(transform.rotation @ transform.rotation.T - np.eye(3)).max() > 1e-6
-            or np.linalg.det(transform.rotation) < 0
-        ):
+        rotation = transform.rotation
+        if np.abs(rotation @ rotation.T - np.eye(3)).max() > 1e-6 or np.linalg.det(rotation) < 0:
             raise RunError(f"{where}: 'rotation' must have orthogonal unit vectors as rows and not mirror")
         if abs(np.linalg.norm(transform.up) - 1) > 1e-6:
             raise RunError(f"{where}: 'up' must have length 1, got {transform.up.tolist()}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nerfkit.data.capture import Note
+from nerfkit.data.capture import Note, as_warnings
 from nerfkit.data.readers.transforms.cameras_json import SPLITS, is_number, unused_keys
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
@@ -66,11 +66,8 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
             diagnostics[key] = f"it lists frames; {REMOVE}"
         elif _moves(content[key], {}):
             diagnostics[key] = MULTIPLY
-    notes += [
-        Note("warning", f"'{printable(key, 40)}' is not used, but {diagnostic}")
-        for key, diagnostic in diagnostics.items()
-        if diagnostic
-    ]
+    for key, diagnostic in diagnostics.items():
+        notes += as_warnings([f"'{printable(key, 40)}' is not used, but {diagnostic}"] * bool(diagnostic))
     if unused:
         notes.append(f"{where}: keys that are not used: {printable(', '.join(unused))}")
     kept = {index: EFFECTS[effect] for index, effect in enumerate(effects) if EFFECTS[effect] != "left out"}
