@@ -15,8 +15,8 @@ from nerfkit.commands.inspect import MAX_CAMERAS, MAX_LENSES, Inspection, OnDisk
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Note, PosedImage, notes_of
 from nerfkit.data.load import load_scene
+from nerfkit.data.scene_transform import find_scene_transform
 from nerfkit.data.scene_transform.diagnostics import pixel_diagnostics
-from nerfkit.data.scene_transform.find import find_scene_transform
 from nerfkit.data.scene_transform.transform import identity_transform
 from nerfkit.errors import SceneError
 from tests.camera_layouts import LAYOUTS, cloud, grid, look_at, ring

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nerfkit.data import scene_transform as frames
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.scene_transform import find as frames
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.errors import RunError, SceneError
 from tests.camera_layouts import KIND_OF, LAYOUTS, cloud, grid, look_at, moved, ring, similarity

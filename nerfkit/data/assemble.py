@@ -20,8 +20,8 @@ from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
 from nerfkit.data.scene import Scene, Views, format_sizes
+from nerfkit.data.scene_transform import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.diagnostics import box_diagnostics, camera_diagnostics, solve_diagnostics
-from nerfkit.data.scene_transform.find import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import nearest, printable

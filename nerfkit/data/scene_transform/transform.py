@@ -20,7 +20,7 @@ from nerfkit.data.capture import Note, notes_of, texts
 from nerfkit.errors import RunError, SceneError
 from nerfkit.safe_io import printable
 
-Kind = Literal["object", "forward", "inward", "walk-through"]  # see nerfkit.data.scene_transform.find
+Kind = Literal["object", "forward", "inward", "walk-through"]  # see nerfkit.data.scene_transform
 SHAPES = {"rotation": (3, 3), "center": (3,), "box": (2, 3), "up": (3,)}
 
 
