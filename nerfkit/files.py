@@ -80,22 +80,20 @@ class OwnFolder:
         self.names: set[str] = set()  # in the marker, whether there are such files or not; folders end in a slash
         self.whole: set[str] = set()  # files that this process has written, or read and found whole
 
-    def read(self) -> bool:
-        """Read the marker, if there is one; raises RunError if it is broken, or of another kind of folder."""
-        kind, self.names = read_marker(self.path)
-        if kind not in ("", self.kind):
-            raise RunError(f"{self.path} is a folder of another kind, {kind}, not {self.kind}; choose another")
-        return kind != ""
+    def claim(self, only_check: bool = False) -> bool:
+        """Create the folder, or use an empty one, and mark it, or only check that: whether nerfkit owned it already.
 
-    def check_free(self) -> bool:
-        """Whether nerfkit owns the folder already; raises RunError if it holds other files, or cannot be made or
-        written to. Nothing is left behind."""
-        is_own, place = self.read(), self.path
+        Raises RunError if it holds other files, or is of another kind, or cannot be made or written to. A check leaves
+        nothing behind.
+        """
         try:
+            if not only_check:
+                self.path.mkdir(parents=True, exist_ok=True)
+            kind, self.names = read_marker(self.path, self.kind)
+            place, probes = self.path, f".{MARKER}."
             while not os.path.exists(place):
                 place = place.absolute().parent
-            probes = f".{MARKER}."
-            if not is_own and place == self.path and any(not name.startswith(probes) for name in os.listdir(place)):
+            if not kind and place == self.path and any(not name.startswith(probes) for name in os.listdir(place)):
                 raise RunError(
                     f"{self.path} holds files that nerfkit did not write and does not change; "
                     "choose another folder, or empty this one"
@@ -103,16 +101,9 @@ class OwnFolder:
             os.rmdir(tempfile.mkdtemp(prefix=probes, dir=place))
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise failed("use the folder", self.path, error, "; choose another") from None
-        return is_own
-
-    def claim(self) -> None:
-        """Create the folder, or use an empty one, and mark it; raises RunError if it holds other files."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise failed("create the folder", self.path, error, "; choose another") from None
-        if not self.check_free():
-            self._mark()
+        if not (kind or only_check):
+            self.clear(())
+        return bool(kind)
 
     def note(self, name: str, is_there: bool = False) -> None:
         """List `name` as nerfkit's, before it is written, or where it `is_there` because a library has just made it.
@@ -158,7 +149,7 @@ class OwnFolder:
 
     def clear(self, names: Iterable[str] | None = None) -> None:
         """Delete nerfkit's files of these names, or all but the marker, and what killed processes left."""
-        self.read()
+        _, self.names = read_marker(self.path, self.kind)
         _delete_leftovers(self.path, self.names)
         chosen = self.names if names is None else self.names.intersection(names)
         for name in sorted(chosen, reverse=True):
@@ -167,7 +158,7 @@ class OwnFolder:
             elif "/" not in name:  # in this folder, whatever the marker says
                 _delete(self.path / name)
         self.names -= chosen
-        self._mark()
+        atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self.names)]) + "\n")
 
     def lock(self) -> None:
         """Lock the folder for this process, and delete what killed ones left; raises RunError if another has locked
@@ -195,12 +186,10 @@ class OwnFolder:
 
     __del__ = unlock
 
-    def _mark(self) -> None:
-        atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self.names)]) + "\n")
 
-
-def read_marker(folder: Path) -> tuple[str, set[str]]:
-    """Kind and names, "" and none without a marker; raises RunError for a file that is none."""
+def read_marker(folder: Path, wanted: str = "") -> tuple[str, set[str]]:
+    """Kind and names, "" and none without a marker; raises RunError for a file that is none, or not of a kind that is
+    `wanted`."""
     file = folder / MARKER
     if not os.path.lexists(file):
         return "", set()
@@ -209,6 +198,8 @@ def read_marker(folder: Path) -> tuple[str, set[str]]:
     word, _, kind = first.partition(" ")
     if word != "nerfkit" or not kind:
         raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
+    if wanted not in ("", kind):
+        raise RunError(f"{folder} is a folder of another kind, {kind}, not {wanted}; choose another")
     return kind, set(filter(is_name, names))
 
 

@@ -131,7 +131,7 @@ def views_of(run: Run, data: str, split: str) -> list[View]:
         if true is not None:
             height, width = true.shape
             cameras = cameras if (width, height) == cameras.size(0) else cameras.resized(width, height)
-            true = true if run.transform is None else run.transform.distance_to_model(true)
+            true = true if run.transform is None else true * run.transform.scale
         found.append(View(name, cameras, true))
     return found
 

@@ -16,7 +16,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.pixels import blend
 from nerfkit.metrics import color_corrected, psnr
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training.alignment import aligned
+from nerfkit.training.evaluator import aligned
 from nerfkit.training.step.adjustments import rotated
 from nerfkit.training.trainer import Trainer
 from tests.toy_scene import BALLS, RADII, drawn_eye, look_at, trace_directions

@@ -15,7 +15,7 @@ from nerfkit.errors import RunError, UserError
 from nerfkit.metrics import color_corrected, psnr
 from nerfkit.model.compositing import Rendering
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training.alignment import aligned
+from nerfkit.training.evaluator import aligned
 from nerfkit.training.run import checkpoint
 from nerfkit.training.step.adjustments import ViewAdjustments, in_light, radius_of, rotated
 from tests import sphere_field

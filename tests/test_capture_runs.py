@@ -29,20 +29,8 @@ from nerfkit.rendering.paths import with_size
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
+from tests import posed_captures as posed
 from tests.naming import assert_names, raises_mentioning
-from tests.posed_captures import (
-    BOX,
-    LEFT,
-    PINHOLE,
-    STATE,
-    WIDE,
-    call,
-    capture_in,
-    colmap_in,
-    masks_in,
-    poses,
-    write_nerfstudio,
-)
 from tests.processes import run_main
 
 
@@ -50,7 +38,7 @@ from tests.processes import run_main
 def run_of_capture(tmp_path_factory) -> Path:
     """A run of a COLMAP folder by the commands; beside it the scene and the options."""
     folder = tmp_path_factory.mktemp("capture")
-    colmap_in(folder / "scene", [WIDE] * 20, distance=1.3)
+    posed.colmap_in(folder / "scene", [posed.WIDE] * 20, distance=1.3)
     changes = {  # alone: what a file says is given, a box, too
         "device": "cpu",
         "data": {"path": str(folder / "scene")},
@@ -59,7 +47,7 @@ def run_of_capture(tmp_path_factory) -> Path:
         "trainer": {"steps": 4, "samples_per_step": 1024},
     }
     (folder / "options.toml").write_text(tomli_w.dumps(changes))
-    call(train, "--config", folder / "options.toml", "--out", folder / "run")
+    posed.call(train, "--config", folder / "options.toml", "--out", folder / "run")
     return folder / "run"
 
 
@@ -71,13 +59,12 @@ def test_going_on_and_scoring_use_the_transform_of_the_run(run_of_capture, monke
     torch.testing.assert_close(run.cameras("train").camera_to_world, scene.split("train").cameras.camera_to_world)
     before = (run_of_capture / "scene.json").read_text()
     score = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
-    monkeypatch.setattr(
-        "nerfkit.data.assemble.find_scene_transform", lambda *_, **__: pytest.fail("a frame was looked for")
-    )
-    call(eval_command, run_of_capture)
+    fail = lambda *_, **__: pytest.fail("a frame was looked for")  # noqa: E731
+    monkeypatch.setattr("nerfkit.data.assemble.find_scene_transform", fail)
+    posed.call(eval_command, run_of_capture)
     again = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
     assert again == pytest.approx(score, abs=0.01), "a GPU adds in another order each time"
-    call(train, "--resume", run_of_capture, "--trainer.steps", 6, "-v")
+    posed.call(train, "--resume", run_of_capture, "--trainer.steps", 6, "-v")
     assert (run_of_capture / "scene.json").read_text() == before
     assert "kind object" in capsys.readouterr().out
 
@@ -87,11 +74,13 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
     ends, bar = [], render.color_bar
     monkeypatch.setattr(render, "color_bar", lambda *given: ends.append(given[1:3]) or bar(*given))
     size = ("--size", 26, 22)
-    call(render, run_of_capture, "--cameras", "test", "--out", tmp_path / "a", *size, "--outputs", "rgb,depth,normal")
+    posed.call(
+        render, run_of_capture, "--cameras", "test", "--out", tmp_path / "a", *size, "--outputs", "rgb,depth,normal"
+    )
     written = json.loads((tmp_path / "a" / "path.json").read_text())["frames"]
     got = np.array([frame["transform_matrix"] for frame in written])
-    np.testing.assert_allclose(got, np.stack(poses(20, 1.3))[[0, 8, 16]], atol=1e-5)
-    call(render, run_of_capture, "--cameras", tmp_path / "a" / "path.json", "--out", tmp_path / "b", *size)
+    np.testing.assert_allclose(got, np.stack(posed.poses(20, 1.3))[[0, 8, 16]], atol=1e-5)
+    posed.call(render, run_of_capture, "--cameras", tmp_path / "a" / "path.json", "--out", tmp_path / "b", *size)
     stems = [frame["file_path"] for frame in written]
     run = load_run(run_of_capture)  # on the device that the command took
     assert run.transform is not None and run.transform.scale != 1
@@ -116,7 +105,7 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
     scene = json.loads((place / "scene.json").read_text())
     scene["transform"]["kind"] = "inward"
     (place / "scene.json").write_text(json.dumps(scene))
-    call(render, place, *few)
+    posed.call(render, place, *few)
     frames = [np.asarray(Image.open(place / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
     assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any()
     seen, path = load_run(place, "cpu"), place / "render" / "orbit" / "path.json"
@@ -136,13 +125,13 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
         scene["splits"]["train"]["frames"] = frames
         run = Path(shutil.copytree(run_of_capture, tmp_path / name))
         (run / "scene.json").write_text(json.dumps(scene))
-        call(render, run, *few)
+        posed.call(render, run, *few)
         assert (run / "render" / "interpolate" / "0001.png").exists(), name
 
 
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
-    scene = colmap_in(tmp_path / "scene", [PINHOLE, WIDE] * 10)
-    masks_in(scene, ~LEFT)
+    scene = posed.colmap_in(tmp_path / "scene", [posed.PINHOLE, posed.WIDE] * 10)
+    posed.masks_in(scene, ~posed.LEFT)
     for index, file in enumerate(sorted((scene / "masks").iterdir())):
         if index % 2:
             file.unlink()  # of the wide images: they have another shape
@@ -157,12 +146,12 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
     written = (tmp_path / "out" / "inspect.txt").read_text()
     assert written.strip() in capsys.readouterr().out and "13x11" in written and "data.downscale 2" in written
     assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
-    assert run_main(inspect, scene, "--out", tmp_path / "out", "--data.box", *BOX) == 1  # again
-    assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in BOX)
+    assert run_main(inspect, scene, "--out", tmp_path / "out", "--data.box", *posed.BOX) == 1  # again
+    assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in posed.BOX)
 
 
 def test_inspect_says_what_training_would(tmp_path):
-    scene = colmap_in(tmp_path / "scene", [PINHOLE] * 5)
+    scene = posed.colmap_in(tmp_path / "scene", [posed.PINHOLE] * 5)
     with raises_mentioning(RunError, scene):
         run_main(inspect, str(scene), "--out", str(scene))
     with raises_mentioning(SceneError, "'ply'", "colmap"):
@@ -174,7 +163,7 @@ def test_inspect_says_what_training_would(tmp_path):
 
 def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
     """Unlike training: this is when its page is wanted."""
-    scene = colmap_in(tmp_path, [PINHOLE] * 20)
+    scene = posed.colmap_in(tmp_path, [posed.PINHOLE] * 20)
     assert run_main(inspect, scene) == 0
     assert "Ready to train." in capsys.readouterr().out
     for index in range(15):
@@ -186,8 +175,8 @@ def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
 @pytest.fixture
 def masked(tmp_path) -> Path:
     """A COLMAP folder whose masks are black, which ignores, on the left."""
-    colmap_in(tmp_path / "scene", [PINHOLE] * 20)
-    masks_in(tmp_path / "scene", ~LEFT)
+    posed.colmap_in(tmp_path / "scene", [posed.PINHOLE] * 20)
+    posed.masks_in(tmp_path / "scene", ~posed.LEFT)
     return tmp_path / "scene"
 
 
@@ -195,14 +184,14 @@ def spoilt(folder: Path) -> None:
     """Other colors where the masks are black."""
     for file in (folder / "images").iterdir():
         pixels = np.asarray(Image.open(file)).copy()
-        pixels[LEFT] = 255, 0, 255, 255
+        pixels[posed.LEFT] = 255, 0, 255, 255
         Image.fromarray(pixels).save(file)
 
 
 def test_ignored_pixels_never_change_the_loss(masked):
-    views = load_scene(str(masked), box=BOX).split("train")
+    views = load_scene(str(masked), box=posed.BOX).split("train")
     images = views.load()
-    assert images.mask(3).equal(torch.from_numpy(LEFT))
+    assert images.mask(3).equal(torch.from_numpy(posed.LEFT))
     losses, weights = [], []
     for change in (lambda folder: None, spoilt):
         change(masked)
@@ -216,7 +205,7 @@ def test_ignored_pixels_never_change_the_loss(masked):
 
 def test_masks_that_leave_little_are_doubted(masked):
     assert image_diagnostics(load_scene(str(masked)).split("train").load()) == [], "10 of 26 columns"
-    masks_in(masked, np.arange(26)[None].repeat(22, 0) >= 20)
+    posed.masks_in(masked, np.arange(26)[None].repeat(22, 0) >= 20)
     views = load_scene(str(masked)).split("train")
     (line,) = image_diagnostics(views.load(), views.white_ignores)
     assert_names(line, "77%", "the black ones", "white", "--data.masks alpha")
@@ -243,46 +232,48 @@ def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):
     images = views.load()
     assert scene.transform.kind == "object" and views.channels == 4 and images.ignored is None
     assert views.bytes() == images.bytes()
-    plain = load_scene(str(masked), box=BOX).split("train").load()
+    plain = load_scene(str(masked), box=posed.BOX).split("train").load()
     for view in range(len(images)):
         image = images.image(view)
-        assert torch.equal(image[..., 3], plain.image(view)[..., 3] * ~torch.from_numpy(LEFT))
+        assert torch.equal(image[..., 3], plain.image(view)[..., 3] * ~torch.from_numpy(posed.LEFT))
         assert torch.equal(image[..., :3], plain.image(view)[..., :3])
     batch = TrainingViews(views.cameras, images, "white").draw(500)
     assert (batch.weight == 1).all() and 0 < (batch.pixels[:, 3] == 0).float().mean() < 1
 
 
 def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
-    scene = load_scene(str(masked), box=BOX)
+    scene = load_scene(str(masked), box=posed.BOX)
     trainer = Trainer(small_config, scene=scene)
     trainer.save(tmp_path / "run")
 
     def scores() -> dict:
-        views = load_scene(str(masked), box=BOX).split("test")
-        return evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
+        views = load_scene(str(masked), box=posed.BOX).split("test")
+        return evaluate(trainer.model, small_config, views, posed.STATE, trainer.folder, torch.device("cpu"))
 
     before = scores()
     spoilt(masked)
     after = scores()
     assert [row["psnr"] for row in before["views"]] == [row["psnr"] for row in after["views"]]
-    assert after["protocol"]["ignored_pixels"] == 3 * LEFT.sum()
-    assert after["share_of_pixels"] == pytest.approx(1 - LEFT.mean(), abs=1e-4)
-    views = load_scene(str(masked), box=BOX).split("test")
+    assert after["protocol"]["ignored_pixels"] == 3 * posed.LEFT.sum()
+    assert after["share_of_pixels"] == pytest.approx(1 - posed.LEFT.mean(), abs=1e-4)
+    views = load_scene(str(masked), box=posed.BOX).split("test")
     truth = views.load().image(0).float() / 255
     render = ImageRenderer(trainer.model, torch.ones(3))(views.cameras, 0)["rgb"]
-    error = (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:]).square()[~torch.from_numpy(LEFT)].mean()
+    error = (
+        (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:]).square()[~torch.from_numpy(posed.LEFT)].mean()
+    )
     assert after["views"][0]["psnr"] == pytest.approx(-10 * math.log10(error), abs=1e-3)
 
 
 def test_white_is_ignored_of_instant_ngps_masks(tmp_path):
     """Which lie beside the images, and are found by name."""
-    capture = capture_in(tmp_path, [PINHOLE] * 6)
-    write_nerfstudio(tmp_path, capture)
+    capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 6)
+    posed.write_nerfstudio(tmp_path, capture)
     content = json.loads((tmp_path / "transforms.json").read_text())
     content = {key: value for key, value in content.items() if key not in ("camera_model", "up")}
     (tmp_path / "transforms.json").write_text(json.dumps(content | {"aabb_scale": 4}))
     for image in capture.images:
         mask = image.file.with_name(f"dynamic_mask_{image.name}")
-        Image.fromarray((LEFT * 255).astype(np.uint8)).save(mask)
-    views = load_scene(str(tmp_path), box=BOX).split("train")
-    assert views.white_ignores and all(views.load().mask(view).equal(torch.from_numpy(LEFT)) for view in range(6))
+        Image.fromarray((posed.LEFT * 255).astype(np.uint8)).save(mask)
+    views = load_scene(str(tmp_path), box=posed.BOX).split("train")
+    assert views.white_ignores and all(views.load().mask(view).equal(torch.from_numpy(posed.LEFT)) for view in range(6))

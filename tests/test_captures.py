@@ -22,48 +22,29 @@ from nerfkit.data.sfm.photos import find_photos
 from nerfkit.errors import SceneError
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.trainer import Trainer
+from tests import posed_captures as posed
 from tests.camera_layouts import ring
 from tests.naming import assert_names, raises_mentioning
-from tests.posed_captures import (
-    BOX,
-    FOCAL,
-    HEIGHT,
-    LARGE,
-    PINHOLE,
-    SIZE,
-    STATE,
-    WIDE,
-    WIDTH,
-    WRITERS,
-    capture_in,
-    colmap_in,
-    masks_in,
-    noise,
-    write_capture,
-    write_colmap,
-    write_nerfstudio,
-    write_synthetic,
-)
 from tests.processes import run_main
-from tests.toy_scene import BALLS, RADII, write_scene
+from tests.toy_scene import BALLS, RADII
 
 
 def test_all_splits_share_the_map_of_a_lens(tmp_path, monkeypatch):
-    folder, made, find = str(colmap_in(tmp_path, [WIDE] * 20)), Counter(), Lens.direction_map
+    folder, made, find = str(posed.colmap_in(tmp_path, [posed.WIDE] * 20)), Counter(), Lens.direction_map
     monkeypatch.setattr(Lens, "direction_map", lambda lens, every=1: made.update([(lens, every)]) or find(lens, every))
     scene = load_scene(folder)
     assert set(scene.views) == {"train", "test"} and set(made.values()) == {1}
 
 
 @pytest.mark.parametrize("origin", [0, np.array([4201793.6, 172346.2, 4780160.1])], ids=["near", "ECEF"])
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("format", posed.WRITERS)
 def test_every_format_gives_the_same_rays(tmp_path, format: str, origin):
     """After each one's frame is taken out, they are those that the images were traced along, through any lens."""
-    lens = WIDE if format in ("nerfstudio", "colmap", "colmap text") else PINHOLE
-    capture = capture_in(tmp_path, [lens] * 20)
+    lens = posed.WIDE if format in ("nerfstudio", "colmap", "colmap text") else posed.PINHOLE
+    capture = posed.capture_in(tmp_path, [lens] * 20)
     for image in capture.images:
         image.camera_to_world[:, 3] += origin
-    WRITERS[format](tmp_path, capture)
+    posed.WRITERS[format](tmp_path, capture)
     scene = load_scene(str(tmp_path))
     local = lens.direction_map().directions.double()
     wanted = {image.name: image.camera_to_world for image in capture.images}
@@ -82,13 +63,13 @@ def test_every_format_gives_the_same_rays(tmp_path, format: str, origin):
 
 
 def mixed(folder: Path) -> Scene:
-    return load_scene(str(colmap_in(folder, [PINHOLE, LARGE] * 10)), box=BOX)
+    return load_scene(str(posed.colmap_in(folder, [posed.PINHOLE, posed.LARGE] * 10)), box=posed.BOX)
 
 
 def test_a_ray_leads_through_its_pixel_in_images_of_several_sizes(tmp_path):
     views = mixed(tmp_path).split("train")
     images = views.load()
-    assert set(images.sizes) == {SIZE, (52, 44)}
+    assert set(images.sizes) == {posed.SIZE, (52, 44)}
     batch = TrainingViews(views.cameras, images, "white").draw(100)
     for ray in range(100):
         seen, _ = views.cameras.project((batch.rays.origins + batch.rays.directions)[ray : ray + 1], batch.view[ray])
@@ -102,7 +83,7 @@ def test_views_of_several_sizes_are_scored(tmp_path, small_config):
     assert [file.name for file in views.files] == ["r_00.png", "r_08.png", "r_16.png"], "none of which is trained"
     trainer = Trainer(small_config, scene=scene)
     trainer.save(tmp_path / "run")
-    metrics = evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
+    metrics = evaluate(trainer.model, small_config, views, posed.STATE, trainer.folder, torch.device("cpu"))
     assert_names(metrics["protocol"]["size"], *{f"{width}x{height}" for width, height in views.cameras.sizes()})
     assert metrics["n_views"] == 3 and all(row["psnr"] > 5 for row in metrics["views"])
 
@@ -121,7 +102,7 @@ def with_orientation(file: Path, orientation: int, is_turned: bool = True) -> No
 
 def test_an_image_on_its_side_gives_the_same_pixels(tmp_path):
     """Where the lens is of the image as EXIF turns it; of the stored pixels where that is the lens's shape."""
-    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 5)
     plain = load_scene(str(folder)).split("train").load().stack()
     with_orientation(folder / "images" / "r_01.png", 6)
     with_orientation(folder / "images" / "r_03.png", 6, is_turned=False)  # a tag that is a lie
@@ -137,11 +118,11 @@ def without_alpha(folder: Path) -> None:
 def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks; without
     alpha, nothing says how large another one has to be."""
-    capture = capture_in(tmp_path, [PINHOLE] * 20)
+    capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 20)
     without_alpha(tmp_path)
     offset = np.array([[0, 0, 0, aside], [0, 0, 0, 0], [0, 0, 0, 0]])
     images = [replace(image, camera_to_world=image.camera_to_world + offset) for image in capture.images]
-    write_synthetic(tmp_path, replace(capture, images=images))
+    posed.write_synthetic(tmp_path, replace(capture, images=images))
     warned = load_scene(str(tmp_path)).transform.warnings()
     assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
     run_main(inspect, str(tmp_path))
@@ -152,7 +133,7 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
 
 def test_a_camera_of_a_square_is_none_of_wider_images(tmp_path):
     """NSVF's says the sides of its images, in either order."""
-    WRITERS["nsvf"](tmp_path, capture_in(tmp_path, [PINHOLE] * 3))
+    posed.WRITERS["nsvf"](tmp_path, posed.capture_in(tmp_path, [posed.PINHOLE] * 3))
     file = tmp_path / "intrinsics.txt"
     file.write_text(file.read_text().replace("44 52", "52 52"))
     with raises_mentioning(SceneError, "r_00.png", "26x22", "52x52"):
@@ -161,7 +142,7 @@ def test_a_camera_of_a_square_is_none_of_wider_images(tmp_path):
 
 def test_images_that_are_turned_are_counted(tmp_path, capsys):
     """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
-    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 5)
     assert not any("EXIF" in note.text for note in load_scene(str(folder)).notes)
     for name in ("r_01.png", "r_02.png"):
         with_orientation(folder / "images" / name, 3)
@@ -174,14 +155,14 @@ def test_images_that_are_turned_are_counted(tmp_path, capsys):
 def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
     """All of these have names in the verdict."""
     broken = {"r_05.png": b"", "r_06.png": b"\0" * 50, "r_07.png": b"\x89PNG\r\n\x1a\n", "r_33.png": b""}
-    folder = colmap_in(tmp_path / "colmap", [PINHOLE] * 40)
+    folder = posed.colmap_in(tmp_path / "colmap", [posed.PINHOLE] * 40)
     for name, content in broken.items():
         (folder / "images" / name).write_bytes(content)
     lying = Image.open(folder / "images" / "r_02.png").transpose(Image.Transpose.ROTATE_90)
     lying.save(folder / "images" / "r_02.png")
     assert run_main(inspect, str(folder), "-v") == 1
     verdict, page = capsys.readouterr().out.split("\n\n")
-    assert_names(page, "40 listed, 40 exist, 0 missing", "cannot be used, or their masks: 5", "memory")
+    assert_names(page, "40 listed, 40 exist, 0 missing", "cannot be used, or their masks: 5")
     assert_names(verdict, *broken, "r_02.png is 22x26, turned", "empty (0 bytes)", "copy it again")
     assert "missing (" not in verdict
     for file in (folder / "images").iterdir():
@@ -191,7 +172,7 @@ def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
 
 
 def test_missing_images_are_left_out_with_a_count(tmp_path):
-    folder = colmap_in(tmp_path, [PINHOLE] * 20)
+    folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 20)
     names = [f"r_{index:02d}.png" for index in range(20)]
     for name in names[:10]:
         (folder / "images" / name).unlink()
@@ -205,20 +186,8 @@ def test_missing_images_are_left_out_with_a_count(tmp_path):
         load_scene(str(folder))
 
 
-def test_images_are_found_in_any_case_and_that_is_said(tmp_path):
-    """Whose names have no extensions in the file."""
-    pixels = load_scene(str(write_scene(tmp_path))).split("train").load().stack()
-    for file in (tmp_path / "train").iterdir():
-        file.rename(file.with_name(file.name.upper()))
-    scene = load_scene(str(tmp_path))
-    assert torch.equal(scene.split("train").load().stack(), pixels)
-    assert all(file.name.startswith("R_") for file in scene.split("train").files)
-    (note,) = [note.text for note in scene.notes if "other names" in note.text]
-    assert_names(note, "12 of 14 images")
-
-
 def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
-    folder = colmap_in(tmp_path, [PINHOLE] * 5) / "images"
+    folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 5) / "images"
     for alike in ("R_00.png", "r_00.PNG"):
         (folder / alike).write_bytes((folder / "r_00.png").read_bytes())
     (folder / "r_00.png").unlink()
@@ -232,14 +201,14 @@ def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
 
 @pytest.mark.parametrize("smaller", [(13, 11), (9, 8)])
 def test_reduced_images_stand_in_for_missing_ones(tmp_path, smaller: tuple[int, int]):
-    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 5)
     (folder / "images").rename(folder / "images_2")
     for file in (folder / "images_2").iterdir():
         Image.open(file).resize(smaller, Image.Resampling.BOX).save(file)
     cameras = load_scene(str(folder)).split("train").cameras
     assert (cameras.width, cameras.height) == smaller
-    factors = torch.tensor(smaller) / torch.tensor(SIZE)
-    torch.testing.assert_close(cameras.focal[0], FOCAL * factors)
+    factors = torch.tensor(smaller) / torch.tensor(posed.SIZE)
+    torch.testing.assert_close(cameras.focal[0], posed.FOCAL * factors)
 
 
 @pytest.fixture
@@ -257,19 +226,19 @@ def opened(monkeypatch) -> Counter:
 
 def test_an_image_is_opened_once_to_inspect_it_and_twice_to_load_it(tmp_path, opened):
     """For its header, its soundness and what it shows; then for its header, which the reader needs, and its pixels."""
-    write_nerfstudio(tmp_path, capture_in(tmp_path, [PINHOLE] * 20))
+    posed.write_nerfstudio(tmp_path, posed.capture_in(tmp_path, [posed.PINHOLE] * 20))
     without_alpha(tmp_path)
     opened.clear()
     assert run_main(inspect, str(tmp_path)) == 0
     assert opened == {f"r_{index:02d}.png": 1 for index in range(20)}
-    write_synthetic(tmp_path, capture_in(tmp_path / "other", [PINHOLE] * 20))
+    posed.write_synthetic(tmp_path, posed.capture_in(tmp_path / "other", [posed.PINHOLE] * 20))
     opened.clear()
     load_scene(str(tmp_path)).split("train").load()
     assert opened == {f"r_{index:02d}.png": 2 for index in range(20)}
 
 
 def test_sixteen_images_at_most_are_opened_once_more_for_their_alpha(tmp_path, opened):
-    write_synthetic(tmp_path, capture_in(tmp_path, [PINHOLE] * 40))
+    posed.write_synthetic(tmp_path, posed.capture_in(tmp_path, [posed.PINHOLE] * 40))
     opened.clear()
     load_scene(str(tmp_path)).split("train").load()
     assert Counter(opened.values()) == {2: 24, 3: 16}
@@ -278,33 +247,35 @@ def test_sixteen_images_at_most_are_opened_once_more_for_their_alpha(tmp_path, o
 # ---- what pixels decide
 
 
-LEFT = np.arange(WIDTH)[None].repeat(HEIGHT, 0) < 10
+LEFT = np.arange(posed.WIDTH)[None].repeat(posed.HEIGHT, 0) < 10
 ORRERY = Path(__file__).parents[1] / "data" / "orrery"
 
 
 def rgba(index: int, alpha: np.ndarray | int) -> np.ndarray:
-    return np.dstack([noise(index), np.full((HEIGHT, WIDTH), alpha, np.uint8)])
+    return np.dstack([posed.noise(index), np.full((posed.HEIGHT, posed.WIDTH), alpha, np.uint8)])
 
 
 def multiplied(index: int) -> np.ndarray:
-    alpha = np.arange(WIDTH) * 10
-    return np.dstack([noise(index) * (alpha[:, None] / 255), np.full((HEIGHT, WIDTH), alpha)]).astype(np.uint8)
+    alpha = np.arange(posed.WIDTH) * 10
+    return np.dstack([posed.noise(index) * (alpha[:, None] / 255), np.full((posed.HEIGHT, posed.WIDTH), alpha)]).astype(
+        np.uint8
+    )
 
 
 def written(folder: Path, image) -> str:
-    return str(write_capture(folder, ring(20), image))
+    return str(posed.write_capture(folder, ring(20), image))
 
 
 @pytest.mark.parametrize(
     ("image", "channels", "said"),
     [
-        (noise, 3, ()),
+        (posed.noise, 3, ()),
         (lambda k: rgba(k, 255), 3, ("alpha", "20 images")),
         (lambda k: rgba(k, 254), 3, ("alpha", "20 images")),
-        (lambda k: rgba(k, 255) if k == 5 else noise(k), 3, ("alpha", "1 images")),
+        (lambda k: rgba(k, 255) if k == 5 else posed.noise(k), 3, ("alpha", "1 images")),
         (lambda k: rgba(k, 255 * LEFT), 4, ()),
         (lambda k: rgba(k, 255 * LEFT if k == 8 else 255), 4, ()),  # a test view
-        (lambda k: rgba(k, np.arange(WIDTH) * 10), 4, ()),
+        (lambda k: rgba(k, np.arange(posed.WIDTH) * 10), 4, ()),
         (multiplied, 4, ("straight alpha",)),
     ],
 )
@@ -356,7 +327,7 @@ def palette(labels: np.ndarray) -> Image.Image:
 )
 def test_masks_keep_what_is_white_of_all(tmp_path, mask):
     """The first of them is all black, and the last all white."""
-    folder, keeps = written(tmp_path, noise), [LEFT & (k != 0) | (k == 19) for k in range(20)]
+    folder, keeps = written(tmp_path, posed.noise), [LEFT & (k != 0) | (k == 19) for k in range(20)]
     (tmp_path / "masks").mkdir()
     for k, keep in enumerate(keeps):
         mask(keep.astype(np.uint8), k).save(tmp_path / "masks" / f"{k:03d}.png")
@@ -367,16 +338,16 @@ def test_masks_keep_what_is_white_of_all(tmp_path, mask):
 
 
 def test_masks_that_leave_nothing_are_refused(tmp_path):
-    folder = written(tmp_path, noise)
-    masks_in(tmp_path, np.zeros_like(LEFT))
+    folder = written(tmp_path, posed.noise)
+    posed.masks_in(tmp_path, np.zeros_like(LEFT))
     with raises_mentioning(SceneError, "masks", "17 images", "black"):
         load_scene(folder).split("train").load()
 
 
 def test_masks_of_an_object_in_the_middle_are_no_mistake(tmp_path):
-    folder, middle = written(tmp_path, noise), np.zeros_like(LEFT)
+    folder, middle = written(tmp_path, posed.noise), np.zeros_like(LEFT)
     middle[4:12, 6:18] = True
-    masks_in(tmp_path, middle)
+    posed.masks_in(tmp_path, middle)
     assert not image_diagnostics(load_scene(folder).split("train").load())
 
 
@@ -387,7 +358,7 @@ def test_masks_of_an_object_in_the_middle_are_no_mistake(tmp_path):
 def test_the_largest_level_of_all_gray_images_says_how_many_bits_there_are(tmp_path, top: int, bits: int, factor: int):
     """But of levels of 8 bits that were made 16, however dark."""
     levels = [
-        noise(k)[..., 0].astype(np.uint32) * top // (255 if k == 3 else 400) // factor * factor for k in range(20)
+        posed.noise(k)[..., 0].astype(np.uint32) * top // (255 if k == 3 else 400) // factor * factor for k in range(20)
     ]
     scene = load_scene(written(tmp_path, lambda k: levels[k].astype(np.uint16)))
     images = scene.split("train").load()
@@ -403,10 +374,10 @@ LOWEST, HIGHEST = (BALLS - RADII[:, None]).min(0), (BALLS + RADII[:, None]).max(
 @pytest.mark.parametrize("aside", [0.0, 4.0])
 @pytest.mark.parametrize("unit", [1.0, 0.02, 3.0, 1000.0])
 def test_the_box_of_an_object_holds_it_in_any_unit(tmp_path, unit: float, aside: float):
-    capture = capture_in(tmp_path, [PINHOLE] * 20)
+    capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 20)
     for image in capture.images:
         image.camera_to_world[:, 3] = unit * (image.camera_to_world[:, 3] + [aside, 0, 0])
-    write_synthetic(tmp_path, capture)
+    posed.write_synthetic(tmp_path, capture)
     frame = load_scene(str(tmp_path)).transform
     assert (frame.scale == 1) == ((unit, aside) == (1, 0)) and not frame.warnings()
     if frame.scale != 1:
@@ -417,10 +388,10 @@ def test_the_box_of_an_object_holds_it_in_any_unit(tmp_path, unit: float, aside:
 
 
 def test_a_box_of_points_on_a_part_of_an_object_is_not_that_of_the_object(tmp_path):
-    capture = capture_in(tmp_path, [PINHOLE] * 20)
+    capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 20)
     positions = BALLS[1] + 0.1 * np.random.default_rng(0).normal(size=(50, 3))
     points = Points(positions, np.zeros((50, 3), np.uint8), np.full(50, 4), np.tile(np.arange(4), 50))
-    write_colmap(tmp_path, replace(capture, points=points))
+    posed.write_colmap(tmp_path, replace(capture, points=points))
     frame = load_scene(str(tmp_path)).transform
     away = np.abs(frame.to_model(BALLS) - frame.box.mean(0)) + frame.scale * RADII[:, None] / 2
     assert (away < np.ptp(frame.box, axis=0) / 2).all()
@@ -432,10 +403,10 @@ def test_what_ships_keeps_the_usual_box():
 
 def test_depth_and_masks_beside_photos_are_none(tmp_path, capsys):
     for k in range(3):
-        Image.fromarray(noise(k)).save(tmp_path / f"frame-{k}.color.png")
-        Image.fromarray(noise(k)[..., 0]).save(tmp_path / f"frame-{k}.depth.png")
-        Image.fromarray(noise(k)[..., 0]).save(tmp_path / f"{k}_mask.png")
-        Image.fromarray(noise(k)[..., 0].astype(np.uint16)).save(tmp_path / f"far{k}.png")
+        Image.fromarray(posed.noise(k)).save(tmp_path / f"frame-{k}.color.png")
+        Image.fromarray(posed.noise(k)[..., 0]).save(tmp_path / f"frame-{k}.depth.png")
+        Image.fromarray(posed.noise(k)[..., 0]).save(tmp_path / f"{k}_mask.png")
+        Image.fromarray(posed.noise(k)[..., 0].astype(np.uint16)).save(tmp_path / f"far{k}.png")
     found = find_photos(tmp_path, print)
     assert [photo.name for photo in found] == [f"frame-{k}.color.png" for k in range(3)]
     assert_names(capsys.readouterr().out, "9", "depth")

@@ -12,8 +12,8 @@ import pytest
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.load import format_elsewhere, load_capture
-from nerfkit.data.readers.colmap import reader as colmap
-from nerfkit.data.readers.colmap.reader import read_model
+from nerfkit.data.readers import colmap
+from nerfkit.data.readers.colmap import read_model
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import RunError

@@ -350,7 +350,7 @@ def test_a_report_shows_the_names_of_others_as_texts_and_is_small(run, tmp_path)
         text = (run / name).read_text().replace('loss = ""', f"loss = '''{evil}'''")
         (run / name).write_text(text.replace("r_1", evil).replace("with size small", evil).replace("pinhole", evil))
     compared = OwnFolder(run / "eval", "scores")
-    compared.read()
+    compared.claim()
     for view in range(9):
         compared.write(f'{view}">{evil}.png', imageio.imwrite(imageio.RETURN_BYTES, noise, format="png"))
     call(report, run)

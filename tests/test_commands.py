@@ -66,16 +66,14 @@ def called_so(run: Path) -> None:
     file.write_text(json.dumps(content))
 
 
+SPLITS = replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":')
 NAMED = {  # what somebody else wrote, and what says so
     "kind_of_a_folder": (marked, "train {options} --out {run}"),
     "kind_of_a_folder_rendered": (marked, "render {run} --frames 1 --size 6 5"),
     "kind_of_a_folder_inspected": (marked, "inspect {scene} --out {run}"),
     "format_of_a_checkpoint": (of_another_format, "eval {run}"),
-    "splits": (replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'), "render {run} --cameras nope"),
-    "splits_exported": (
-        replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":'),
-        "export depth {run} --split n",
-    ),
+    "splits": (SPLITS, "render {run} --cameras nope"),
+    "splits_exported": (SPLITS, "export depth {run} --split n"),
     "path_of_the_scene": (replaced("config.toml", "/scene", f"/{json.dumps(EVIL)[1:-1]}"), "eval {run}"),
     "split_that_is_scored": (replaced("config.toml", '"test"', json.dumps(EVIL)), "eval {run}"),
     "scores": (replaced("metrics.json", '"test"', json.dumps(EVIL)), "summary {run}"),
@@ -111,14 +109,7 @@ def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
 
 def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run):
     before = content(run)
-    much = (
-        "--model.log2_hashmap_size",
-        30,
-        "--model.features_per_level",
-        128,
-        "--model.max_resolution",
-        60000,
-    )  # of memory
+    much = "--model.log2_hashmap_size 30 --model.features_per_level 128 --model.max_resolution 60000".split()  # memory
     output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *much, status=1)
     assert last_line(output).startswith("error: ") and content(run) == before
 

@@ -10,7 +10,7 @@ import torch
 from nerfkit.crop import CROP
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import UserError
-from nerfkit.export import fields, mesh
+from nerfkit.export import mesh
 from nerfkit.export.grid import Grid, piece_of_block
 from nerfkit.export.mesh import Occluder
 from nerfkit.export.views import Seen
@@ -248,7 +248,7 @@ def test_without_a_name_it_goes_to_the_run_folder_and_nothing_is_replaced_unaske
 @pytest.mark.parametrize("source", ["density", "depth"])
 def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatch, capsys, source):
     monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 1)
-    kind = {"density": fields.DensityField, "depth": fields.DepthField}[source]
+    kind = {"density": mesh.DensityField, "depth": mesh.DepthField}[source]
     inside, calls, killed_at = kind.inside, [], None
 
     def counted(self, *arguments):

@@ -15,7 +15,7 @@ from nerfkit.files import MARKER, OwnFolder
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import LOG, read_log
 from nerfkit.training.run.folder import RunFolder, RunScene
-from nerfkit.training.watching.progress import plot_training
+from nerfkit.training.watching import plot_training
 from tests.naming import raises_mentioning
 from tests.processes import run_main
 

@@ -175,14 +175,8 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
         return MEASURED | {"seed": seed, "seconds": 7.0, "psnr": 20.0 + seed} | budget
 
     monkeypatch.setattr(bench_train, "measure", measure)
-    arguments = [
-        "--json",
-        str(tmp_path / "s.json"),
-        "--scenes",
-        f"toy={toy_scene},model.mlp_width=8",
-        "--device",
-        "cpu",
-    ]
+    arguments = ["--device", "cpu", "--json", str(tmp_path / "s.json")]
+    arguments += ["--scenes", f"toy={toy_scene},model.mlp_width=8"]
     default = bench_train.config.Config().sampling.step_size
     assert sweep.main([*arguments, "--seeds", "0", "1", "--cases", "", "near:sampling.step_size=0.02"]) == 0
     assert asked == [("default", 0, default, 8), ("default", 1, default, 8), ("near", 0, 0.02, 8), ("near", 1, 0.02, 8)]

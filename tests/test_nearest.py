@@ -94,11 +94,8 @@ def test_unknown_keys_are_doubted_if_they_may_say_which_frames_count(key, of_fra
 def test_a_split_without_images_is_a_camera_path(tmp_path: Path, capsys):
     """As Blender's add-ons write test cameras, whose images are never made."""
     scene, run = write_scene(tmp_path / "scene", counts={"train": 12, "test": 2}), str(tmp_path / "run")
-    change(
-        scene,
-        lambda c: c.update(frames=[dict(c["frames"][0], file_path=f"test/{i}") for i in range(40)]),
-        "transforms_test.json",
-    )
+    forty = lambda frame: [dict(frame, file_path=f"test/{i}") for i in range(40)]  # noqa: E731
+    change(scene, lambda c: c.update(frames=forty(c["frames"][0])), "transforms_test.json")
     call(train, *SMALL, "-v", "--data.path", str(scene), "--out", run)
     assert_names(capsys.readouterr().out, "40 cameras of test", "--cameras test")
     call(render, run, "--cameras", "test", "--size", "6", "4")
@@ -130,6 +127,7 @@ def renamed(folder: Path, on_disk, in_file=lambda name: name) -> Path:
 NAMES = {  # of a file on disk, and in transforms.json
     "unicode": (lambda n: unicodedata.normalize("NFD", f"é{n}"), lambda n: unicodedata.normalize("NFC", f"é{n}")),
     "case_of_all_parts": (lambda n: n, lambda n: n.upper()),
+    "case_and_no_extension": (lambda n: n.upper().replace("IMAGES", "images"), lambda n: n.removesuffix(".png")),
     "folder_of_another_computer": (lambda n: n, lambda n: f"/home/me/scan/{n}"),
     "windows": (lambda n: n, lambda n: f"C:\\Users\\Me\\{n}".replace("/", "\\")),
     "windows_in_another_case": (lambda n: n, lambda n: f"D:\\IMAGES\\{Path(n).name.upper()}"),
@@ -259,7 +257,7 @@ def test_points_that_cannot_be_read_are_left_out(tmp_path: Path):
 
 def test_a_scene_file_too_large_for_the_memory_is_refused(tmp_path: Path, monkeypatch):
     folder = write_capture(tmp_path, ring(20))
-    monkeypatch.setattr("nerfkit.data.readers.transforms.reader.free_memory", lambda: 1000)
+    monkeypatch.setattr("nerfkit.data.readers.transforms.free_memory", lambda: 1000)
     check_refused(load, folder, MAIN, "GB")
 
 
@@ -279,10 +277,8 @@ def test_paths_of_keyframes_alone(tmp_path: Path):
         path = read_camera_path(tmp_path / "p.json", None, (8, 6))
         np.testing.assert_allclose([key.pose for key in path.keyframes], poses[:, :3], atol=1e-6)
         assert len(read_path(tmp_path / "p.json", (8, 6))) == n_frames and path.size == shape
-    for damaged in (
-        {"path": [{"R": [0, 0, 0, 0], "T": [0, 0, 0], "fov": 50}]},
-        {"keyframes": [{"matrix": "[1", "fov": 50}]},
-    ):
+    no_turn = {"R": [0, 0, 0, 0], "T": [0, 0, 0], "fov": 50}
+    for damaged in ({"path": [no_turn]}, {"keyframes": [{"matrix": "[1", "fov": 50}]}):
         (tmp_path / "p.json").write_text(json.dumps(damaged))
         with raises_mentioning(SceneError, "keyframe 0"):
             read_path(tmp_path / "p.json", (8, 6))

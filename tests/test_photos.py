@@ -10,9 +10,10 @@ import pytest
 from PIL import Image, ImageFilter
 
 from nerfkit.commands import inspect
+from nerfkit.data import sfm
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.colmap.writer import write_model
-from nerfkit.data.sfm import extract_frames, mapping, solve
+from nerfkit.data.sfm import extract_frames, solve
 from nerfkit.data.sfm.photos import choose_pairs, find_photos
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_mentioning
@@ -81,7 +82,7 @@ def test_photos_of_one_size_and_camera_share_a_lens_and_are_matched_upright(tmp_
     groups = [" ".join(photo.name for photo in found if photo.lens == lens) for lens in {photo.lens for photo in found}]
     assert sorted(groups) == ["a.jpg b.jpg more/c 10.jpg", "d.jpg", "e.jpg", "f.png g.webp"]
     red = {"b.jpg": (38, 2), "more/c 10.jpg": (38, 58), "g.webp": (2, 58)}  # where the stored first corner is seen
-    for name, photo in mapping._readable(folder, found, tmp_path / "upright").items():
+    for name, photo in sfm._readable(folder, found, tmp_path / "upright").items():
         with Image.open(tmp_path / "upright" / name) as image:
             assert image.size == photo.lens[:2] and image.getexif().get(TURNED, 1) == 1
             assert image.getexif().get(MODEL, "") == "".join(photo.lens[2:]), "by which COLMAP knows focal lengths"

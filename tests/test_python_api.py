@@ -68,7 +68,7 @@ def test_modules_are_imported_when_they_are_needed():
         assert not slow() - {"imageio"}, slow()
         import matplotlib
         before = matplotlib.rcParams._get_backend_or_none()
-        import nerfkit.commands.render, nerfkit.training.watching.progress
+        import nerfkit.commands.render, nerfkit.training.watching
         assert matplotlib.rcParams._get_backend_or_none() == before
     """
     call_process("-c", code)

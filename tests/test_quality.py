@@ -9,7 +9,7 @@ from statistics import mean
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from nerfkit import config as config_module
 from nerfkit import load_run
@@ -20,7 +20,7 @@ from nerfkit.data.scene import Scene
 from nerfkit.metrics import psnr
 from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training import alignment
+from nerfkit.training import evaluator
 from nerfkit.training.run.files import METRICS
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.scene import ViewerScene
@@ -174,14 +174,6 @@ def test_no_stage_along_the_ray_costs_quality(short_warmup):
     assert mean(both) > mean(field) - MARGIN, (field, both)
 
 
-def true_ranges(name: str, downscale: int) -> Tensor:
-    """Exact ranges [H, W] in the files' units, means of `downscale` x `downscale` pixels; infinite without surface."""
-    full = np.load(ROOT / "data" / "room" / "depth" / f"{name}.npz")["depth_ray"].astype(np.float32)
-    height, width = full.shape
-    blocks = full.reshape(height // downscale, downscale, width // downscale, downscale)
-    return torch.from_numpy(blocks.mean((1, 3)))
-
-
 def room_scores(config: Config) -> tuple[float, float]:
     """Mean PSNR of the test views in dB, and the median relative error of their depth where there is a surface."""
     room = scene("room", config.data.downscale)
@@ -189,11 +181,11 @@ def room_scores(config: Config) -> tuple[float, float]:
     trainer.train()
     image_of, test = ImageRenderer(trainer.model.eval(), WHITE), room.split("test")
     truth, errors, scores = test.load(), [], []
-    for view, name in enumerate(test.names):
+    for view in range(len(test.cameras)):
         images = image_of(test.cameras, view, ("rgb", "depth"))
         scores.append(psnr(images["rgb"], truth.image(view) / 255))
-        true = true_ranges(name, int(config.data.downscale))
-        errors.append(((room.transform.distance_to_input(images["depth_ray"]) - true).abs() / true)[true.isfinite()])
+        true = avg_pool2d(ranges("room", "test", view)[None], int(config.data.downscale))[0]  # infinite: no surface
+        errors.append(((images["depth_ray"] - true).abs() / true)[true.isfinite()])
     return mean(scores), torch.cat(errors).median().item()
 
 
@@ -245,7 +237,7 @@ def test_poses_that_are_off_are_found(small_config):
 
 @pytest.mark.slow
 def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
-    monkeypatch.setattr(alignment, "STEPS", 3)
+    monkeypatch.setattr(evaluator, "STEPS", 3)
     run = tmp_path / "run"
     small = (
         "--data.box -0.8 -0.8 -0.8 0.8 0.8 0.8 --model.levels 2 --model.log2_hashmap_size 10 --model.max_resolution 32 "

@@ -10,11 +10,12 @@ import pytest
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import notes_of
 from nerfkit.data.ply import read_points
-from nerfkit.data.readers import llff
+from nerfkit.data.readers import READERS
 from nerfkit.errors import SceneError
 from tests.captures import check_refused, is_read, mutated, random_poses, touch
 
 NAMES = ["b.JPG", "a 1.png", "a 10.png"]
+LLFF = READERS["llff"]
 
 
 def table_of(count: int, seed: int = 0) -> np.ndarray:
@@ -35,8 +36,8 @@ def capture_of(folder: Path, table: np.ndarray | None = None, names=tuple(NAMES)
 def test_images_poses_lenses_and_bounds(tmp_path):
     table = table_of(3)
     table[1, [4, 9, 14]] = 30, 40, 35.5
-    capture = llff.read(capture_of(tmp_path, table))
-    assert llff.recognises(tmp_path)
+    capture = LLFF.read(capture_of(tmp_path, table))
+    assert LLFF.recognises(tmp_path)
     assert (capture.name, capture.format, capture.notes, capture.points) == (tmp_path.name, "llff", (), None)
     assert [image.name for image in capture.images] == ["a 1.png", "a 10.png", "b.JPG"]
     assert [image.file for image in capture.images] == [tmp_path / "images" / image.name for image in capture.images]
@@ -54,7 +55,7 @@ def test_images_poses_lenses_and_bounds(tmp_path):
 
 def test_other_layouts_of_the_array(tmp_path):
     table = table_of(3)
-    capture = llff.read(capture_of(tmp_path, np.asfortranarray(table.astype(">f4"))))
+    capture = LLFF.read(capture_of(tmp_path, np.asfortranarray(table.astype(">f4"))))
     for image, row in zip(capture.images, table, strict=True):
         np.testing.assert_allclose(image.camera_to_world[:, 3], row[[3, 8, 13]], rtol=1e-6)
 
@@ -63,7 +64,7 @@ def test_other_layouts_of_the_array(tmp_path):
 def test_the_least_reduced_images_are_taken(tmp_path, folders: list[str], taken: str):
     for images in folders:
         capture_of(tmp_path, images=images)
-    capture = llff.read(tmp_path)
+    capture = LLFF.read(tmp_path)
     assert {image.file.parent for image in capture.images} == {tmp_path / taken}
     assert capture.notes == (() if taken == "images" else notes_of(f"images are taken from {taken}"))
     assert capture.images[0].lens.width == 64, "the size is that of the original images"
@@ -73,18 +74,18 @@ def test_files_beside_those_of_the_poses(tmp_path):
     """Masks are matched by stem; images elsewhere, and what is no image, are not counted."""
     capture_of(tmp_path)
     touch(tmp_path, "images/Thumbs.db", "images/._b.JPG", "images/more/c.png", "masks/a 1.jpg", "masks/b.png")
-    capture = llff.read(tmp_path)
+    capture = LLFF.read(tmp_path)
     assert [image.mask and image.mask.name for image in capture.images] == ["a 1.jpg", None, "b.png"]
 
 
 def test_no_images_or_too_few(tmp_path):
     np.save(tmp_path / "poses_bounds.npy", table_of(2))
     touch(tmp_path, "images_x/a.png", "images_0/a.png")
-    check_refused(llff.read, tmp_path, "images_4", str(tmp_path))
+    check_refused(LLFF.read, tmp_path, "images_4", str(tmp_path))
     (tmp_path / "images").mkdir()
-    check_refused(llff.read, tmp_path, "2 poses", "0 images", "poses_bounds.npy")
-    assert not llff.recognises(tmp_path / "images") and not llff.recognises(tmp_path / "a\0b")
-    check_refused(llff.read, tmp_path / "images", "poses_bounds.npy")
+    check_refused(LLFF.read, tmp_path, "2 poses", "0 images", "poses_bounds.npy")
+    assert not LLFF.recognises(tmp_path / "images") and not LLFF.recognises(tmp_path / "a\0b")
+    check_refused(LLFF.read, tmp_path / "images", "poses_bounds.npy")
 
 
 def with_value(column: int, value: float, row: int = 1) -> np.ndarray:
@@ -119,7 +120,7 @@ TABLES = {  # arrays, and what the error has to name
 @pytest.mark.parametrize("name", TABLES)
 def test_bad_arrays(tmp_path, name: str):
     table, *named = TABLES[name]
-    check_refused(llff.read, capture_of(tmp_path, table), "poses_bounds.npy", *named)
+    check_refused(LLFF.read, capture_of(tmp_path, table), "poses_bounds.npy", *named)
 
 
 def npy(header: str) -> bytes:
@@ -138,22 +139,22 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_files_that_are_no_array(tmp_path, name: str):
     (capture_of(tmp_path) / "poses_bounds.npy").write_bytes(FILES[name])
-    check_refused(llff.read, tmp_path, "poses_bounds.npy")
+    check_refused(LLFF.read, tmp_path, "poses_bounds.npy")
 
 
 def test_truncated_and_mutated_files(tmp_path):
     file = capture_of(tmp_path) / "poses_bounds.npy"
     content, generator = file.read_bytes(), np.random.default_rng(0)
-    assert is_read(llff.read, tmp_path)
+    assert is_read(LLFF.read, tmp_path)
     for length in range(0, len(content), 50):
         file.write_bytes(content[:length])
-        assert not is_read(llff.read, tmp_path)
+        assert not is_read(LLFF.read, tmp_path)
     loaded = set()
     for _ in range(200):
         file.write_bytes(mutated(content[:128], generator) + content[128:])
-        loaded.add(is_read(llff.read, tmp_path))
+        loaded.add(is_read(LLFF.read, tmp_path))
         file.write_bytes(content[:128] + mutated(content[128:], generator))
-        loaded.add(is_read(llff.read, tmp_path))
+        loaded.add(is_read(LLFF.read, tmp_path))
     assert loaded == {True, False}, "both happen among them"
 
 

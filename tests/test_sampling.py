@@ -153,9 +153,8 @@ def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, early_stop_tra
     for r in range(3):
         middles = rays.directions[r] * (starts + lengths / 2)[:, None]
         thickness = density_fn(middles) * lengths
-        visible = thickness.cumsum(0) - thickness < -math.log(
-            early_stop_transmittance or math.exp(-700)
-        )  # 0 hides nothing
+        deepest = -math.log(early_stop_transmittance or math.exp(-700))  # 0 hides nothing
+        visible = thickness.cumsum(0) - thickness < deepest
         expected = starts[visible & (-torch.expm1(-thickness) >= 0.05)]
         found = samples.t_starts[samples.ray_offsets[r] : samples.ray_offsets[r + 1]]
         if samples.ray_complete[r]:

@@ -76,10 +76,8 @@ FAMILIES = [  # the file's values, a frame's own, and what they mean for images 
 
 @pytest.mark.parametrize("of_file, of_frame, focal, center", FAMILIES)
 def test_a_frames_intrinsics_beat_the_files(scene_folder, of_file, of_frame, focal, center):
-    change(
-        scene_folder,
-        lambda c: ("fl_x" in of_file and c.pop("camera_angle_x"), c.update(of_file), c["frames"][1].update(of_frame)),
-    )
+    change(scene_folder, lambda c: "fl_x" in of_file and c.pop("camera_angle_x"))
+    change(scene_folder, lambda c: (c.update(of_file), c["frames"][1].update(of_frame)))
     cameras = load_scene(str(scene_folder)).split("train").cameras
     assert cameras.focal[1].tolist() == pytest.approx(focal) and cameras.center[1].tolist() == pytest.approx(center)
 
@@ -129,9 +127,8 @@ def test_a_configuration_and_its_words_give_one_scene(toy_scene):
     scene, told = scene_of(config), load_scene(str(toy_scene), downscale=2, box=box)
     assert scene.split("test").cameras.sizes() == told.split("test").cameras.sizes() == [(WIDTH // 2, HEIGHT // 2)] * 2
     assert np.array_equal(scene.transform.box, told.transform.box) and scene.transform.box[1].tolist() == [1, 1, 1]
-    assert np.array_equal(scene_of(config, load_scene(str(toy_scene)).transform).transform.box[1], [1.5] * 3), (
-        "of the run"
-    )
+    of_run = load_scene(str(toy_scene)).transform
+    assert np.array_equal(scene_of(config, of_run).transform.box[1], [1.5] * 3)
     assert not scene.is_place and scene_of(Config(data=DataConfig(path=str(toy_scene)))).transform.box[1, 0] == 1.5
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nerfkit.data import scene_transform as frames
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.scene_transform import find as frames
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.errors import RunError, SceneError
 from tests.camera_layouts import KIND_OF, LAYOUTS, cloud, grid, look_at, moved, ring, similarity
@@ -25,10 +25,9 @@ def find_scene_transform(
 ) -> SceneTransform:
     """The frame of cameras at `poses` [V, 3, 4], with `bounds` [V, 2] of their depths; `training` [V] bool."""
     lens = Lens("PINHOLE", (100.0, 100.0, 60.0, 60.0), 120, 120)
-    images = [
-        PosedImage(str(k), Path(str(k)), pose, lens, bounds=None if bounds is None else tuple(bounds[k]))
-        for k, pose in enumerate(poses)
-    ]
+    bounds = [None] * len(poses) if bounds is None else map(tuple, bounds)
+    rows = enumerate(zip(poses, bounds, strict=True))
+    images = [PosedImage(str(k), Path(str(k)), pose, lens, bounds=ends) for k, (pose, ends) in rows]
     names = None if training is None else [str(k) for k in np.flatnonzero(training)]
     return frames.find_scene_transform(Capture("toy", "colmap", images, points, up), names, has_alpha)
 
@@ -87,7 +86,7 @@ def test_round_trip(name: str):
     steps, in_model = np.diff(points, axis=0), np.diff(frame.to_model(points), axis=0)
     np.testing.assert_allclose(frame.directions_to_input(in_model) / frame.scale, steps, atol=1e-9)
     lengths, in_model = np.linalg.norm(steps, axis=1), np.linalg.norm(in_model, axis=1)
-    assert np.allclose(frame.distance_to_model(lengths), in_model)
+    assert np.allclose(lengths * frame.scale, in_model)
     assert np.allclose(frame.distance_to_input(in_model), lengths)
 
 
@@ -185,9 +184,7 @@ def test_kinds_of_degenerate_cameras():
 def test_parallel_axes_are_forward_only_if_the_points_are_far():
     poses = DEGENERATE["straight down"]
     far, close = (cloud((3, 10, depth), 0.1, len(poses)) for depth in (-200, -1))
-    assert (
-        find_scene_transform(poses, far).kind == "forward" and find_scene_transform(poses, close).kind == "walk-through"
-    )
+    assert [find_scene_transform(poses, points).kind for points in (far, close)] == ["forward", "walk-through"]
     assert not find_scene_transform(poses, far).warnings()
     assert any("how far" in line for line in find_scene_transform(poses).warnings())
 
@@ -214,10 +211,8 @@ def test_near_and_far_follow_from_training_images_alone():
     bounds[3], bounds[4] = (0.1, 5), (2, 70)
     training = np.ones(n, dtype=bool)
     training[[3, 4]] = False
-    every, some = (
-        find_scene_transform(poses, bounds=bounds),
-        find_scene_transform(poses, bounds=bounds, training=training),
-    )
+    every = find_scene_transform(poses, bounds=bounds)
+    some = find_scene_transform(poses, bounds=bounds, training=training)
     assert every.near == pytest.approx(0.09 * every.scale) and every.far == pytest.approx(84 * every.scale)
     assert some.near == pytest.approx(1.8 * some.scale) and some.far == pytest.approx(6 * some.scale)
     assert np.array_equal(some.to_model(poses), every.to_model(poses))
@@ -227,9 +222,8 @@ def test_near_and_far_follow_from_training_images_alone():
     points = Points(*(np.concatenate([getattr(points, f.name), x]) for f, x in zip(fields(Points), more, strict=True)))
     every, some = find_scene_transform(poses, points), find_scene_transform(poses, points, training=training)
     assert every.near == pytest.approx(0.005 * every.scale) and some.near > 0.3
-    assert find_scene_transform(poses, points, training=np.zeros(n, dtype=bool)).near == every.near, (
-        "all, where there are none"
-    )
+    without = find_scene_transform(poses, points, training=np.zeros(n, dtype=bool))
+    assert without.near == every.near, "all, where there are none"
 
 
 def test_box_of_an_object():

@@ -22,13 +22,12 @@ from nerfkit.metrics import ssim
 from nerfkit.parallel import SINGLE_PROCESS
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import colorize, to_uint8
+from nerfkit.training import watching
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run.files import LOG, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
-from nerfkit.training.watching import previews, progress
-from nerfkit.training.watching.previews import N_PREVIEWS, Previews, places_passed, shown_view
-from nerfkit.training.watching.progress import ScoresOverTime, TensorBoard, plot_training
+from nerfkit.training.watching import Previews, ScoresOverTime, TensorBoard, places_passed, plot_training, shown_view
 from tests.naming import assert_names, raises_mentioning
 from tests.processes import in_processes, run_main
 from tests.toy_scene import HEIGHT, WIDTH, write_scene
@@ -118,7 +117,7 @@ def test_as_many_comparisons_as_asked_for_spread_over_the_views(small_config, tm
 @pytest.fixture
 def config(small_config, tmp_path, monkeypatch):
     """Of a scene with five test views, of which three are scored."""
-    monkeypatch.setattr(progress, "SCORED_VIEWS", 3)
+    monkeypatch.setattr(watching, "SCORED_VIEWS", 3)
     small_config.data.path = str(write_scene(tmp_path / "scene", counts={"train": 8, "test": 5}))
     small_config.trainer.steps = 30
     small_config.eval.every = 10
@@ -296,7 +295,7 @@ def test_an_image_takes_no_training_time(small_config, tmp_path, monkeypatch):
 
 def test_an_image_is_the_first_test_view(small_config, tmp_path, monkeypatch):
     """Pixel for pixel what the model renders of that view, not taller than wide, smaller where it has to be."""
-    monkeypatch.setitem(previews.SIDE, "cpu", 13)
+    monkeypatch.setitem(watching.SIDE, "cpu", 13)
     small_config.trainer.steps, small_config.trainer.preview_every = 80, 40
     run, size = tmp_path / "run", (13, 11)
     trainer, images = with_previews(small_config, run)
@@ -317,14 +316,15 @@ def test_an_image_is_the_first_test_view(small_config, tmp_path, monkeypatch):
 def test_places_are_dense_at_first_and_as_many_for_every_length(n_steps: int):
     passed = np.array([places_passed((step + 1) / n_steps) for step in range(n_steps)])
     taken = np.flatnonzero(np.diff(passed, prepend=0)) + 1
-    assert 20 <= len(taken) <= N_PREVIEWS == passed[-1] and (np.diff(passed) >= 0).all() and taken[-1] == n_steps
+    assert 20 <= len(taken) <= watching.N_PREVIEWS == passed[-1]
+    assert (np.diff(passed) >= 0).all() and taken[-1] == n_steps
     assert len(taken[taken <= n_steps // 10]) >= len(taken) // 2, "half of them in the first tenth"
-    assert places_passed(0.0) == 0 and places_passed(3.0) == N_PREVIEWS
+    assert places_passed(0.0) == 0 and places_passed(3.0) == watching.N_PREVIEWS
 
 
 def test_images_wait_for_the_time_that_they_may_take(small_config, tmp_path, monkeypatch):
     """After one that was slow; who has stopped the training does not wait for another, which the end has."""
-    small_config.trainer.preview_every = previews.AUTOMATIC
+    small_config.trainer.preview_every = watching.AUTOMATIC
     run, (trainer, images) = tmp_path / "run", with_previews(small_config, tmp_path / "run")
     for _ in range(10):
         trainer.timed_step()
@@ -358,7 +358,7 @@ def test_strip_and_gif_are_of_all_parts_of_a_run(words, small_config, tmp_path):
     strip, *parts = (image_of(run, name).astype(np.uint8) for name in ("strip", "000002", "000030", "truth"))
     rows, columns = zip(*(place(strip, part, tolerance=0) for part in parts), strict=True)
     assert len(set(rows)) == 1 and list(columns) == sorted(columns)
-    titles = words[-previews.IN_STRIP :]
+    titles = words[-watching.IN_STRIP :]
     assert titles[0].startswith("step 2\n") and titles[-2:] == [f"step 30\n{trainer.seconds:.1f} s", "truth"]
     with Image.open(run / "previews" / "progress.gif") as gif:
         assert gif.size == (WIDTH, HEIGHT) and 2 < gif.n_frames <= len(steps)

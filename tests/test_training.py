@@ -37,11 +37,8 @@ def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
     first = trained(small_config, 1)
     first.save(tmp_path)
     small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.save_every = 99, 0.01, 5
-    small_config.out, small_config.eval.comparison_images, small_config.ops.overrides = (
-        "elsewhere",
-        1,
-        {"lltm": "torch"},
-    )
+    small_config.out, small_config.eval.comparison_images = "elsewhere", 1
+    small_config.ops.overrides = {"lltm": "torch"}
     second = make_trainer(small_config)
     second.restore(tmp_path)
     assert second.step == 1 and second.progress == pytest.approx(1 / 99)

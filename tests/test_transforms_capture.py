@@ -11,7 +11,7 @@ from PIL import Image
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage, texts
-from nerfkit.data.readers.transforms.reader import read, read_synthetic
+from nerfkit.data.readers.transforms import read, read_synthetic
 from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import SceneError
 from tests.camera_layouts import grid, look_at, ring

@@ -15,7 +15,7 @@ from nerfkit.limits import MAX_EDGES
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.sampling import FADE_IN_SHARE, FADE_IN_STEPS, Samples, build_sampler
 from nerfkit.model.stages import FeatureGrid
-from nerfkit.training import alignment
+from nerfkit.training import evaluator
 from nerfkit.training.step.losses import TrainingLoss, spacing, squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_mentioning
@@ -147,13 +147,9 @@ def test_bad_positions():
 
 
 def small_config(**trainer) -> Config:
-    data, model = (
-        DataConfig(box=(-1.0, -1, -1, 1, 1, 1)),
-        ModelConfig(levels=4, log2_hashmap_size=10, max_resolution=64),
-    )
-    sampling = SamplingConfig(
-        "contracted", step_size=0.05, cone_angle=0.05, near=0.1, far=100.0, occupancy_resolution=16
-    )
+    data = DataConfig(box=(-1.0, -1, -1, 1, 1, 1))
+    model = ModelConfig(levels=4, log2_hashmap_size=10, max_resolution=64)
+    sampling = SamplingConfig("contracted", 0.05, cone_angle=0.05, near=0.1, far=100.0, occupancy_resolution=16)
     options = TrainerConfig(**{"steps": 4, "samples_per_step": 2048} | trainer)
     return Config(device="cpu", data=data, model=model, sampling=sampling, trainer=options).resolved()
 
@@ -225,14 +221,14 @@ def test_what_is_near_a_camera_learns_slower_at_first():
 
 def test_a_pose_that_is_looked_for_leaves_the_sampler_alone(monkeypatch):
     """What training rays reach is noted; the rays of a view that is scored are none."""
-    monkeypatch.setattr(alignment, "STEPS", 3)
+    monkeypatch.setattr(evaluator, "STEPS", 3)
     config = small_config()
     trainer = Trainer(config, forward_cameras(), torch.full((2, 16, 16, 3), 99, dtype=torch.uint8))
     trainer.train()
     trainer.model.sampler.unreached.fill_(7)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     truth = torch.full((16, 16, 3), 0.4)
-    alignment.aligned(trainer.model, config, trainer.cameras, 1, truth, None, torch.ones(3))
+    evaluator.aligned(trainer.model, config, trainer.cameras, 1, truth, None, torch.ones(3))
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     trainer.train_step()
     assert (trainer.model.sampler.unreached == 0).any(), "those of a step do count"

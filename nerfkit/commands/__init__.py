@@ -100,13 +100,11 @@ def status_among_processes(command: Callable[..., int | None]) -> int:
 
 def command_line(command: str, *words: object) -> str:
     """What to type for `command` with these words, in the form that started this process."""
-    started = os.path.basename(sys.argv[0])
-    by_script = os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), f"{command}.py"))
-    if started == "__main__.py" or (started.endswith(".py") and not by_script):
-        return shell_join("python", "-m", "nerfkit", command, *words)
-    return shell_join(
-        *(("python", f"scripts/{command}.py") if started.endswith(".py") else ("nerfkit", command)), *words
-    )
+    folder, started = os.path.split(sys.argv[0])
+    if not started.endswith(".py"):
+        return shell_join("nerfkit", command, *words)
+    has_script = os.path.exists(os.path.join(folder, f"{command}.py"))
+    return shell_join("python", *((f"scripts/{command}.py",) if has_script else ("-m", "nerfkit", command)), *words)
 
 
 def in_utf8() -> None:

@@ -26,10 +26,10 @@ from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
 from nerfkit.data.scene_transform.transform import SceneTransform, corner_text
 from nerfkit.errors import UserError
-from nerfkit.export import cameras, fields, images, mesh, points
+from nerfkit.export import cameras, mesh, points
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
-from nerfkit.export.writing import EmptyError, Output, OutputFolder, Work
+from nerfkit.export.writing import IMAGE_FORMATS, EmptyError, Output, OutputFolder, Work, image_bytes, in_files
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stems
 from nerfkit.safe_io import chosen
@@ -109,10 +109,10 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     with Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = Views(image_of, run.cameras("train"), work, grid.cell / 2, run.device)
         if options.source == "density":
-            source = fields.DensityField(run.model, options.level, run.device)  # an empty crop shows at once
+            source = mesh.DensityField(run.model, options.level, run.device)  # an empty crop shows at once
         else:
             views.render()
-            source = fields.DepthField(views, run.device)
+            source = mesh.DepthField(views, run.device)
         try:
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
         except EmptyError as error:
@@ -134,7 +134,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         thresholds = {
             "cell": grid.cell * unit,
             "level": options.level,
-            "truncation_cells": fields.TRUNCATION,
+            "truncation_cells": mesh.TRUNCATION,
             "seen_within_cells": mesh.TOLERANCE,
             "hidden_by_cells": [mesh.COVERS, mesh.BEHIND, mesh.LEAST_COSINE],
         }
@@ -196,7 +196,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
 
 def export_depth(run: Run, options: DepthOptions) -> None:
     """Write images of views."""
-    formats = chosen("--formats", options.formats, images.FORMATS)
+    formats = chosen("--formats", options.formats, IMAGE_FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
     stems = file_stems(run.scene.names(options.split))
     asked = {"split": options.split, "formats": formats, "frame": options.frame, "depth": options.depth}
@@ -210,11 +210,9 @@ def export_depth(run: Run, options: DepthOptions) -> None:
             if all(output.folder.owns(file) for file in files.values()):
                 continue
             rendered = image_of(on_device, view, ("rgb", "depth", "median_depth", "opacity", "normal"))
-            arrays = images.in_files(
-                {name: value.numpy() for name, value in rendered.items()}, target_transform(run, options)
-            )
+            arrays = in_files({name: value.numpy() for name, value in rendered.items()}, target_transform(run, options))
             for format, file in files.items():
-                output.folder.write(file, images.image_bytes(arrays, format, depth))
+                output.folder.write(file, image_bytes(arrays, format, depth))
     listed = [image.name for image in names]
     output.finish(about(run, options, None, counts={"views": len(views)}, views=listed))
     report([output.path], {"views": len(views)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,32 +14,32 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from nerfkit.commands import command_line
 from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
-from nerfkit.data.assemble import CUT_OUT, choose_transform, cut_out_diagnostics, fitted_lens, split_names, turned_for
-from nerfkit.data.cameras.cameras import table_size
+from nerfkit.data import assemble
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
 from nerfkit.data.images.pixels import MaskKind, look_into, read_mask
 from nerfkit.data.judging import Judged, judge
 from nerfkit.data.load import load_capture, look_at
 from nerfkit.data.readers.folders import beside
-from nerfkit.data.scene import format_sizes
+from nerfkit.data.scene import Scene, Views, format_sizes
 from nerfkit.data.scene_transform.diagnostics import mask_diagnostics, outlines_an_object, pixel_diagnostics
 from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.data.scene_transform.transform import SceneTransform
-from nerfkit.data.sfm import plan, root_of
-from nerfkit.data.sfm.mapping import INSTALL
-from nerfkit.data.verdict import sentences
+from nerfkit.data.sfm import INSTALL, plan, root_of
+from nerfkit.device import pick_device
 from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
 from nerfkit.safe_io import first_of, printable
 from nerfkit.threads import cores
-from nerfkit.training.forecast import forecast
+from nerfkit.training.trainer import Trainer
 
 PAGE, DRAWING = "inspect.txt", "inspect.png"
 SAMPLED_IMAGES = 8  # evenly spaced, whose pixels are looked at
@@ -48,7 +49,11 @@ UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
 FEW_IMAGES = 15  # for training, below which there is a remark
-DIRECTION_BYTES = 12  # three float32 for each pixel of each lens
+TRIED_SIDE, TRIED_VIEWS = 128, 8  # pixels of a side, and views, with which steps are tried
+LATER = 1000  # the step that is the first tried one: when the occupancy grid is updated seldom
+UNTIMED_STEPS, TIMED_STEPS = 4, 16  # a GPU records its graph in the fourth
+SAMPLES_PER_RAY = 16  # of a field that has found what is empty
+LEAST_SIDE = 128  # pixels: no smaller images are proposed
 MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
 COLORS = {"train": "tab:blue", "test": "tab:orange", "val": "tab:green"}
 SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"))  # axes across and up
@@ -59,7 +64,7 @@ def main(options: InspectOptions) -> int:
     check(Config(data=data))  # raises ConfigError for what training would refuse
     folder = OwnFolder(options.out, "inspection") if options.out else None
     if folder is not None:
-        folder.check_free()  # fails, if it does, before anything is read
+        folder.claim(only_check=True)  # fails, if it does, before anything is read
     source, formats = look_at(data.path, data.format)
     if not (formats or data.sfm_dir or (root_of(source) / "sparse").exists()):
         return without_poses(source, data)
@@ -98,14 +103,42 @@ def without_poses(source: Path, data: DataConfig) -> int:
 
 
 def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
-    """The command that trains, and how long it will take."""
-    names, n_test = set(inspection.splits["train"]), len(inspection.splits.get("test", ()))
+    """The command that trains, with the data.downscale at which each pixel is drawn about once, unless one is given,
+    and how long it will take."""
+    names = set(inspection.splits["train"])
     images = [image for image in inspection.trained if image.name in names]
-    downscale, seconds, device = forecast(inspection.transform, data, images, n_test)
+    n_rays, seconds, device = forecast(inspection.transform, data, images)
+    downscale, lenses = data.downscale, [image.lens for image in images]
+    if downscale == 1:
+        wanted = math.log2(sum(lens.width * lens.height for lens in lenses) / n_rays) / 2
+        most = math.log2(min(min(lens.width, lens.height) for lens in lenses) / LEAST_SIDE)
+        downscale = 2.0 ** max(0, min(round(wanted), math.floor(most)))
     return [
         f"  {command_line('train', *as_options(replace(data, downscale=downscale)))}",
         f"  takes about {duration(seconds)} on this machine ({device})",
     ]
+
+
+def forecast(transform: SceneTransform, data: DataConfig, images: list[PosedImage]) -> tuple[float, float, str]:
+    """Rays and seconds of a training with the default options, without its scores, and on which device: some steps are
+    tried, on gray images."""
+    chosen = evenly(len(images), TRIED_VIEWS)
+    poses = transform.to_model(np.stack([images[k].camera_to_world for k in chosen]))
+    lenses = [images[k].lens.resized(TRIED_SIDE, TRIED_SIDE) for k in chosen]
+    cameras = Cameras.from_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
+    scene = Scene("", "", {"train": Views(cameras, [], [])}, tuple(transform.up.tolist()), transform)
+    gray = torch.full((len(chosen), TRIED_SIDE, TRIED_SIDE, 3), 128, dtype=torch.uint8)
+    trainer = Trainer(Config(data=data), cameras, gray, scene=scene, device=pick_device("auto"))
+    settings, trainer.step = trainer.config.trainer, LATER
+    for n_steps in (UNTIMED_STEPS, TIMED_STEPS):
+        began = time.perf_counter()
+        for _ in range(n_steps):
+            trainer.train_step()
+        trainer.settle()
+    step = (time.perf_counter() - began) / TIMED_STEPS
+    trainer.training_step.release_graph()
+    n_steps = min(settings.steps, settings.max_seconds / step) if settings.max_seconds else settings.steps
+    return n_steps * settings.samples_per_step / SAMPLES_PER_RAY, n_steps * step, str(trainer.device)
 
 
 def as_options(data: DataConfig) -> list[str]:
@@ -136,7 +169,7 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         if header is None:
             return OnDisk(0, 0, problem=problem)
         try:
-            lens = fitted_lens(image, header, data.downscale)
+            lens = assemble.fitted_lens(image, header, data.downscale)
             if image.mask is not None and not alpha_masks:
                 mask = read_mask(image.mask, (header.width, header.height), judged.masks) == capture.white_ignores
                 ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
@@ -151,8 +184,10 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         looks = pool.map(look_into, [image.found for image in candidates], is_sampled)
         looks = list(tqdm(looks, "images", len(candidates), unit="image", leave=False))
         pairs = zip(candidates, looks, strict=True)
-        headers = {image.name: turned_for(image.lens, header) for image, (header, *_) in pairs if header is not None}
-        training = [image.name for image in split_names(capture, candidates)[0].get("train", [])]
+        headers = {
+            image.name: assemble.turned_for(image.lens, header) for image, (header, *_) in pairs if header is not None
+        }
+        training = [image.name for image in assemble.split_names(capture, candidates)[0].get("train", [])]
         refused = []
         try:
             judged = judge(capture, headers, training, alpha_masks)
@@ -165,9 +200,9 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         if pixels is not None and header.bits == judged.headers[image.name].bits
     ]
     there = [image for image, file in zip(candidates, files, strict=True) if file.width]
-    chosen, rule = split_names(capture, there)
+    chosen, rule = assemble.split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    transform = choose_transform(capture, splits.get("train", []), judged, data.box)
+    transform = assemble.choose_transform(capture, splits.get("train", []), judged, data.box)
     broken = [(image, file.problem) for image, file in zip(candidates, files, strict=True) if file.problem]
     refused += [problem for _, problem in broken[:MAX_NAMES]]
     if others := [printable(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
@@ -175,8 +210,8 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
     diagnostics = [] if refused else pixel_diagnostics(samples, data.background or "white")
     notes = []
     if alpha_masks:
-        notes.append(CUT_OUT)
-        refused += cut_out_diagnostics(there, judged.headers)
+        notes.append(assemble.CUT_OUT)
+        refused += assemble.cut_out_diagnostics(there, judged.headers)
     if data.downscale != 1:
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     transform = replace(transform, notes=(*transform.notes, *as_warnings(diagnostics)))
@@ -233,7 +268,7 @@ class Inspection:
     def verdict(self) -> list[str]:
         """What the scene is, whether it is ready, and what to mend, as lines."""
         counts = {split: len(names) for split, names in self.splits.items()}
-        about = sentences(self.capture, [image.lens for image in self.trained], counts, self.transform.kind)
+        about = assemble.sentences(self.capture, [image.lens for image in self.trained], counts, self.transform.kind)
         problems = self.problems()
         verdict = REFUSED if self.refused else DOUBTED if problems else READY
         return [*about, verdict, *(f"- {problem}" for problem in problems)]
@@ -253,7 +288,6 @@ class Inspection:
                 *(f"{printable(name)}: {len(names)} ({first_of(names)})" for name, names in self.splits.items()),
             ],
             "transform": texts(self.transform.notes, "info"),
-            "memory": [self._memory()],
         }
         lines = [(name * (k == 0), line) for name, lines in sections.items() for k, line in enumerate(lines)]
         return "\n".join(f"{title:8} {line}" for title, line in lines)
@@ -305,26 +339,15 @@ class Inspection:
             lines.append(f"masks: {color} is ignored, {np.mean(self.ignored):.1%} of the pixels of images with a mask")
         return lines
 
-    def _memory(self) -> str:
-        """What training keeps of the images, as they are on disk."""
-        channels = 4 if any(file.has_alpha for _, file in self.there) else 3
-        pixels = sum(file.width * file.height for _, file in self.there)
-        masked = pixels if self.ignored else 0
-        lenses = {image.lens.resized(file.width, file.height) for image, file in self.there}
-        directions = DIRECTION_BYTES * table_size(list(lenses))
-        return (
-            f"about {_megabytes(pixels * channels + masked + directions)} in memory: images "
-            f"{_megabytes(pixels * channels)}, masks {_megabytes(masked)}, directions of "
-            f"{_count(len(lenses), 'lens', 'es')} {_megabytes(directions)}"
-        )
-
 
 def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str]]) -> bytes:
     """A PNG: cameras, points and box in the model's frame from three sides."""
     figure = Figure(figsize=(15, 6), layout="constrained")  # not pyplot's
     images = [capture.images[k] for k in evenly(len(capture.images), MAX_CAMERAS)]
     poses = transform.to_model(np.array([image.camera_to_world for image in images]).reshape(-1, 3, 4))
-    low, high = _limits(poses[:, :, 3])
+    shown = np.concatenate([poses[:, :, 3], np.zeros((1, 3))])  # the cameras and the center
+    margin = 0.2 * max(float(np.ptp(shown, axis=0).max()), 1e-6)  # for what they look at
+    low, high = shown.min(0) - margin, shown.max(0) + margin  # [3] each
     ahead = -0.12 * (high - low).max() * poses[:, :, 2]  # [C, 3] model units
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(image.name, "in no split") for image in images])
@@ -371,28 +394,12 @@ def _lenses(lenses: list[Lens]) -> list[str]:
         across, down = (2 * math.degrees(math.atan(tangent)) for tangent in half_tangents(lens))
         values = " ".join(f"{n} {x:.5g}" for n, x in zip(MODELS[lens.model][1], lens.params, strict=True))
         view = f"about {across:.0f} x {down:.0f} degrees"
-        lines.append(f"{lens.model} {lens.width}x{lens.height}, {view}, {values}: {_count(count, 'image')}")
+        lines.append(f"{lens.model} {lens.width}x{lens.height}, {view}, {values}: {count} image{'s' * (count != 1)}")
     rest = [lens for lens, _ in counts[MAX_LENSES:]]
     for model, count in Counter(lens.model for lens in rest).most_common():
         focals = [lens.params[0] for lens in rest if lens.model == model]
         lines.append(f"and {count} more of {model}, focal {min(focals):.6g} to {max(focals):.6g}")
     return lines
-
-
-def _limits(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest corner [3] of the drawing: the cameras, the center, and a margin for what they look at."""
-    corners = np.concatenate([positions, np.zeros((1, 3))])
-    low, high = corners.min(0), corners.max(0)
-    margin = 0.2 * max(float((high - low).max()), 1e-6)
-    return low - margin, high + margin
-
-
-def _count(count: int, what: str, plural: str = "s") -> str:
-    return f"{count} {what}{plural * (count != 1)}"
-
-
-def _megabytes(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MB"
 
 
 def _plain(text: str) -> str:

@@ -17,7 +17,7 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.readers.transforms.cameras_json import to_json
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError, UserError
-from nerfkit.export.images import in_files
+from nerfkit.export.writing import in_files
 from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
 from nerfkit.parallel import SINGLE_PROCESS, Processes

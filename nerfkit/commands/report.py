@@ -18,7 +18,7 @@ import tomli_w
 from nerfkit.commands import command_line
 from nerfkit.commands.options import ReportOptions
 from nerfkit.commands.render import FILES, LEGEND
-from nerfkit.commands.summary import without_scores
+from nerfkit.commands.summary import outcome
 from nerfkit.config.files import changes_of, read_decisions
 from nerfkit.config.recipe import value_text
 from nerfkit.data.images.pixels import image_header, read_image
@@ -82,8 +82,8 @@ def page_of(folder: RunFolder) -> str:
         ("How to repeat it; the second text is again.toml, the recipe", codes),
     ]
     text = "".join(f"<h2>{_text(title)}</h2>\n{content}" for title, content in sections if content)
-    outcome = run_files.of_scores(file) if file.exists() else without_scores(run)
-    return f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>\n<p>{_text(outcome)}</p>\n{text}"
+    head = f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>\n"
+    return f"{head}<p>{_text(outcome(run, config.eval.split))}</p>\n{text}"
 
 
 def scores(file: Path) -> list[tuple[str, str]]:

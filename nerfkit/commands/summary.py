@@ -13,8 +13,7 @@ from nerfkit.training.run import files as run_files
 def main(options: SummaryOptions) -> int:
     folder = options.run
     split = run_files.read_config(folder).eval.split
-    file = run_files.scores_file(folder, split)
-    print(f"\n{folder}: {run_files.of_scores(file) if file.exists() else without_scores(folder)}")
+    print(f"\n{folder}: {outcome(folder, split)}")
     run_files.warn_of_run(run_files.read_lines(folder))
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),
@@ -31,8 +30,10 @@ def main(options: SummaryOptions) -> int:
     return 0
 
 
-def without_scores(folder: Path) -> str:
-    """How far a run is that was not scored, in a line, and what scores it."""
+def outcome(folder: Path, split: str) -> str:
+    """The scores of a run on its split, in a line, or how far it is without them, and what scores it."""
+    if (file := run_files.scores_file(folder, split)).exists():
+        return run_files.of_scores(file)
     log = run_files.read_log(folder)
     last = "step {step}, {seconds:.0f} s, loss {loss:.3g}".format(**log[-1]) if log else "no step is logged"
     scored_by = f"not scored yet: {command_line('eval', folder)}"

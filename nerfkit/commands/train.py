@@ -31,7 +31,7 @@ from nerfkit.training.run.files import SETUP, in_one_line, read_config, read_lin
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_transform
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.trainer import Trainer
-from nerfkit.training.watching.progress import Progress, summary_writer
+from nerfkit.training.watching import Progress, summary_writer
 from nerfkit.viewer.page import Page
 
 # float32 values of a sample, of each of its features and of all else; a measured lower bound of a step.

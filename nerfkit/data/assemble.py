@@ -19,11 +19,10 @@ from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
-from nerfkit.data.scene import Scene, Views
+from nerfkit.data.scene import Scene, Views, format_sizes
+from nerfkit.data.scene_transform import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.diagnostics import box_diagnostics, camera_diagnostics, solve_diagnostics
-from nerfkit.data.scene_transform.find import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
-from nerfkit.data.verdict import sentences
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import nearest, printable
 
@@ -32,6 +31,12 @@ TEST_EVERY = 8  # of the sorted names of images that are there; the first is one
 SHOWN_NAMES = 3
 CUT_OUT = "data.masks is alpha: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
+TAKEN = {  # by the kind of the frame
+    "object": "taken around an object",
+    "inward": "taken around something in its surroundings",
+    "forward": "all facing the same way",
+    "walk-through": "taken all over a place",
+}
 
 
 def resolve_files(capture: Capture, folder: Path) -> Capture:
@@ -43,9 +48,9 @@ def resolve_files(capture: Capture, folder: Path) -> Capture:
     found = {image.file: on_disk(image.file, as_named) for image in capture.images}
     find = partial(nearest, folders=places_of(folder))
     near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
+    found |= near
     images = [
-        replace(image, file=near.get(image.file, image.file), found=near.get(image.file, found[image.file]))
-        for image in capture.images
+        replace(image, file=near.get(image.file, image.file), found=found[image.file]) for image in capture.images
     ]
     notes = notes_of(*capture.notes, *note_of_others(near, len(images)))
     return _without_paths(replace(capture, images=images, notes=notes))
@@ -59,9 +64,8 @@ def _without_paths(capture: Capture) -> Capture:
         return capture
     splits = {split: names for split, names in capture.splits.items() if split not in bare}
     by_name = {image.name: image for image in capture.images}
-    paths = {
-        split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare) if capture.splits[split]
-    }
+    paths = {split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare)}
+    paths = {split: images for split, images in paths.items() if images}
     notes = [
         f"the {len(images)} cameras of {split} have no images: they are a camera path, not scored (nerfkit render RUN "
         f"--cameras {split})"
@@ -164,6 +168,22 @@ def assemble(
     )  # fmt: skip
 
 
+def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind: str) -> tuple[str, ...]:
+    """What a scene is, for whoever took its images: `lenses` are those of the images that exist, `counts` each split's,
+    `kind` is the frame's."""
+    n_lenses, n_missing = len(set(lenses)), len(capture.images) - len(lenses)
+    if not lenses:
+        return (f"{printable(capture.name)}: none of the {n_missing} images that are listed can be read.",)
+    train, test = (f"{counts.get(split, 0) or 'none'}" for split in ("train", "test"))
+    return (
+        f"{printable(capture.name)}: {len(lenses)} images of "
+        f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
+        f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
+        f"{f'{n_missing} more are listed, but have no file of use' if n_missing else 'No image is missing'}; "
+        f"{train} to train on, {test} held out to score it.",
+    )
+
+
 def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     """The images that are on disk, and a note of those that are not; raises SceneError if most are missing."""
     there = [image for image in capture.images if image.found is not None]
@@ -210,9 +230,8 @@ def choose_transform(
         transform = with_its_box(transform, images, judged.silhouettes)
     notes = [*transform.notes]
     if is_of_files:
-        notes += as_warnings(
-            box_diagnostics(capture, images, transform.to_input(transform.box), is_given=box is not None)
-        )
+        in_files = transform.to_input(transform.box)
+        notes += as_warnings(box_diagnostics(capture, images, in_files, is_given=box is not None))
     if box is not None and unbounded:
         found = find_scene_transform(capture, training, judged.is_object)
         near, far = found.near / found.scale, found.far / found.scale

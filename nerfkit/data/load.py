@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,31 @@ from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data import readers
 from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
-from nerfkit.data.readers import foreign
 from nerfkit.data.readers.folders import is_folder, list_images
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import VIDEOS, solve
 from nerfkit.data.sfm.photos import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError
-from nerfkit.safe_io import missing_hint, native_name, printable
+from nerfkit.safe_io import missing_hint, native_name, open_regular, printable
 
 IMAGE_FOLDER = re.compile(r"(images|input|rgb|frames|train|val|test)(_\d+)?", re.I)  # as scenes name it
+START, FILE_LIMIT = 2**16, 2**40  # bytes of a file of poses: looked at, at most
+TO_JSON = "write poses (camera to world, OpenGL axes) and lens into a transforms.json"
+FOREIGN = (  # formats of poses that are not read: names here or one folder below, how a file starts, program, way in
+    ("*.xml", r"<document[^>]*>\s*<chunk", "Metashape", "export them for COLMAP, or use ns-process-data metashape"),
+    ("*.csv", r"^#?name,x,y,", "RealityCapture", "export them for COLMAP, or use ns-process-data realitycapture"),
+    ("sfm_data.json", r'"(views|extrinsics)"', "openMVG", "run openMVG_main_openMVG2Colmap"),
+    ("*sfm*", r'"(views|poses)"', "Meshroom", "add the node ExportColmap"),
+    ("reconstruction.json", r'"(shots|cameras)"', "OpenSfM", "run opensfm export_colmap"),
+    ("bundle*.out", r"# Bundle file", "Bundler", TO_JSON),
+    ("*.nvm", r"NVM_V3", "VisualSFM", TO_JSON),
+    ("*.txt", r"tx ty tz qx qy qz qw", "the TUM benchmark", f"{TO_JSON}, which they lack"),
+    ("*_cam.txt", r"extrinsic", "MVSNet", TO_JSON),
+    ("meta_data.json", r'"(camtoworld|worldtogt)"', "SDFStudio", TO_JSON),
+    ("cameras.json", r'"img_name"', "Gaussian Splatting", "give the scene of which its cfg_args speaks"),
+)  # fmt: skip
+MAY_HOLD = re.compile(r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|csv|txt|np[zy]|ya?ml|log|out)", re.I)
 
 
 def scene_of(config: Config, transform: SceneTransform | None = None, report: Callable[[str], None] = print) -> Scene:
@@ -74,7 +90,7 @@ def load_capture(
     if formats:
         return resolve_files(readers.read(folder, formats, seeks_points), folder)
     report(f"{printable(folder)} has no camera poses; they are looked for")
-    if beside := foreign.poses_beside(folder):
+    if beside := poses_beside(folder):
         report(f"warning: {beside}")
     solved = solve(folder, _path(sfm_dir, "data.sfm_dir") if sfm_dir else None, report)
     return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
@@ -98,8 +114,21 @@ def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
         )
     if formats := found if format == "auto" else [format]:
         return folder, formats
-    _check_photos(folder, foreign.poses_beside(folder))
+    _check_photos(folder, poses_beside(folder))
     return folder, []
+
+
+def poses_beside(folder: Path) -> str:
+    """What is lost if the poses of photos in a folder are found anew, and the way to keep it; or nothing."""
+    for pattern, start, program, way in FOREIGN:
+        for file in sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")])[:3]:
+            with suppress(SceneError, OSError), open_regular(file, FILE_LIMIT, "file", SceneError) as opened:
+                if re.search(start, opened.read(START).decode("utf-8", "replace"), re.I | re.M):
+                    return (
+                        f"{printable(file)} holds poses and scale of {program}, which are not read; to keep them, {way}"
+                    )
+    names = sorted(file.name for file in folder.glob("*") if MAY_HOLD.fullmatch(file.name))
+    return f"{printable(', '.join(names))} may hold poses, but of no format that is read" if names else ""
 
 
 def format_elsewhere(path: str, format: str) -> str:

@@ -77,10 +77,6 @@ class Grid:
         """Blocks along x, y, z, [3] int."""
         return -(-np.array(self.cells) // BLOCK)
 
-    def all_blocks(self) -> np.ndarray:
-        """All blocks [N, 3], x slowest."""
-        return np.argwhere(np.ones(self.n_blocks, dtype=bool))
-
     def mark(self, found: np.ndarray, points: np.ndarray, reach: float | np.ndarray) -> None:
         """Set, in `found` [n_blocks] bool, the blocks within `reach`, [3] or one for all axes, of points [P, 3]."""
         upper, side = self.origin + self.cell * np.array(self.cells), self.cell * BLOCK
@@ -112,7 +108,7 @@ def occupied_blocks(grid: Grid, model: Model) -> np.ndarray:
     """
     sampler = getattr(model, "sampler", None)
     if not isinstance(sampler, BoxSampler):
-        return grid.all_blocks()
+        return np.argwhere(np.ones(grid.n_blocks, dtype=bool))
     (low, high), occupied = sampler.box.double().cpu().numpy(), sampler.occupancy.cpu().numpy()
     cell, found = (high - low) / occupied.shape, np.zeros(grid.n_blocks, dtype=bool)
     # Half a cell from its middle and one more: occupancy was seen at random places of a cell.

@@ -15,13 +15,15 @@ from nerfkit.crop import Crop
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
-from nerfkit.export.fields import DensityField, DepthField
-from nerfkit.export.grid import BLOCK, Grid, Piece, joined, piece_of_block
-from nerfkit.export.images import linear
-from nerfkit.export.views import Seen, Views
-from nerfkit.export.writing import EmptyError, Work, needs_double, optional, oriented_columns, ply_bytes
+from nerfkit.export.grid import BLOCK, Grid, Piece, joined, occupied_blocks, piece_of_block
+from nerfkit.export.views import Seen, View, Views
+from nerfkit.export.writing import EmptyError, Work, linear, needs_double, optional, oriented_columns, ply_bytes
+from nerfkit.model.base import Model
 
 FORMATS = ("ply", "glb")
+POINTS_AT_ONCE = 2**18  # whose density is evaluated
+TRUNCATION = 4.0  # cells, of a signed distance
+MIN_WEIGHT = 0.5  # of all views together, for a corner to be known
 BLOCKS_OF_A_PART = 256  # that are worked on and kept together
 BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
 BEST = 3  # cameras whose colors a vertex takes
@@ -31,6 +33,72 @@ LEVELS = 12  # of the depth buffer; the coarsest has squares of 2**11 pixels
 COVERS = 1.0  # cells that a point of the surface hides, at least; at most twice as many, for levels are powers of two
 BEHIND = 1.0  # cells that a point may lie behind what hides it and still be seen
 LEAST_COSINE = 0.25  # at which a surface still counts as sloping: within 14 degrees of it, it may hide itself
+
+
+class DensityField:
+    """The opacity of a cell, 1 - exp(-density * cell), bent so that `level` becomes 0.5."""
+
+    def __init__(self, model: Model, level: float, device: torch.device):
+        self.model, self.device = model, device
+        self.optical = -math.log1p(-level)  # density * cell at the level
+
+    def blocks(self, grid: Grid) -> np.ndarray:
+        """Blocks [N, 3] in which there may be a surface."""
+        return occupied_blocks(grid, self.model)
+
+    @torch.no_grad()
+    def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
+        """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
+        points = grid.points(blocks, self.device)
+        density = torch.cat([self.model.density(part).float() for part in points.split(POINTS_AT_ONCE)])
+        # Near the level this is as straight as the logarithm of the density, which is what a network gives.
+        values = density / (density + self.optical / grid.cell)
+        return grid.split(blocks, values.nan_to_num(nan=1.0))  # inf / inf
+
+
+class DepthField:
+    """A truncated signed distance, the mean over views of how far a point lies in front of their median depth."""
+
+    def __init__(self, views: Views, device: torch.device):
+        self.views, self.device = views, device
+
+    @torch.no_grad()
+    def blocks(self, grid: Grid) -> np.ndarray:
+        """Blocks [N, 3] that the truncated distance around a depth of some view reaches into."""
+        found = np.zeros(grid.n_blocks, dtype=bool)
+        for view in self.views:
+            rays, depth = view.camera.image_rays(0), view.depth.flatten()
+            rows = (depth > 0) & (view.opacity.flatten() > 0)
+            points = rays.origins[rows] + rays.directions[rows] * depth[rows, None]
+            grid.mark(found, points.double().cpu().numpy(), TRUNCATION * grid.cell)
+        return np.argwhere(found)
+
+    @torch.no_grad()
+    def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
+        """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
+        points = grid.points(blocks, self.device).T.contiguous().T  # [P, 3]
+        total, weights = (torch.zeros(len(points), device=self.device) for _ in range(2))
+        for view in self.views:
+            seen = view.see(points)
+            rows = seen.inside.nonzero()[:, 0]
+            distance, weight = self._distances(view, Seen(*(x[rows] for x in seen)), TRUNCATION * grid.cell)
+            total.index_add_(0, rows, weight * distance)
+            weights.index_add_(0, rows, weight)
+        values = torch.where(weights >= MIN_WEIGHT, 0.5 - 0.5 * total / weights.clamp(min=1e-9), math.nan)
+        return grid.split(blocks, values)
+
+    def _distances(self, view: View, seen: Seen, truncation: float) -> tuple[Tensor, Tensor]:
+        """How far P points inside of a view's image lie before what it sees, in truncations, and their weights.
+
+        1 where it sees nothing: the ray is free.
+        """
+        depth, opacity = view.depth_at(seen)
+        # Between pixels depth changes by a truncation at most, or it is not interpolated: farther points stay clamped.
+        near = ((depth - seen.distance).abs() < 2 * truncation).nonzero()[:, 0]
+        depth[near] = view.smooth_depth_at(Seen(*(x[near] for x in seen)), truncation)
+        ahead = torch.where(depth > 0, (depth - seen.distance) / truncation, 1)
+        weight = torch.where(depth > 0, opacity, 1 - opacity) * (ahead > -1)
+        return ahead.clamp(-1, 1), weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where exports go and how: never over what is there, unless asked, with a JSON that says how each was made.
 
-Binary PLY files of points, triangles and splats; parts of a long export, which a later attempt goes on with.
+Binary PLY files of points, triangles and splats; views as EXR, which programs for film read, or NPZ; parts of a long
+export, which a later attempt goes on with.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
@@ -18,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError, UserError
 from nerfkit.files import MARKER, OwnFolder, atomic_write
+from nerfkit.rendering.images import npz_bytes
 from nerfkit.safe_io import open_regular, printable
 from nerfkit.training.run.folder import RunFolder
 
@@ -28,6 +32,7 @@ ABOUT = ".export.json"  # ending of the JSON beside an output
 FINISHED, UNFINISHED = "export.json", "unfinished.json"  # in a folder of outputs
 KEY = "of.json"  # in a folder of parts: what they are parts of
 MAX_PART = 2**33  # bytes
+IMAGE_FORMATS = ("exr", "npz")
 PLY_TYPES = {"f4": "float", "f8": "double", "u1": "uchar"}
 DOUBLE_ABOVE = 1e3  # distances from the origin, in sizes, at which float32 has steps of 1/10,000 of the size
 
@@ -165,8 +170,11 @@ class Work:
         return self
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
-        if kind in (None, EmptyError):
-            self._remove()
+        if kind in (None, EmptyError):  # the output is there, or nothing to be written
+            self.folder.clear()
+            (self.folder.path / MARKER).unlink(missing_ok=True)
+            with suppress(OSError):  # a file of the user's is in it
+                self.folder.path.rmdir()
         elif kind is KeyboardInterrupt:
             say_kept(self.folder)
         self.folder.unlock()
@@ -183,13 +191,6 @@ class Work:
         np.savez(content, **arrays)
         self.folder.write(file, content.getvalue())
         return arrays
-
-    def _remove(self) -> None:
-        """Delete the folder: the output is there, or nothing to be written."""
-        self.folder.clear()
-        (self.folder.path / MARKER).unlink(missing_ok=True)
-        with suppress(OSError):  # a file of the user's is in it
-            self.folder.path.rmdir()
 
 
 def ply_bytes(vertices: Arrays, faces: np.ndarray | None = None) -> bytes:
@@ -223,3 +224,38 @@ def needs_double(positions: np.ndarray, above: float = DOUBLE_ABOVE) -> bool:
     """Whether positions [V, 3] lie so far from the origin, for their extent, that float32 would move them."""
     size = float(np.ptp(positions, axis=0).max()) if len(positions) else 1.0
     return float(np.abs(positions).max(initial=0)) > above * max(size, 1e-30)
+
+
+def in_files(images: dict[str, np.ndarray], transform: SceneTransform | None) -> dict[str, np.ndarray]:
+    """Depths in the units, and normals along the axes, of the scene's files."""
+    if transform is None:
+        return images
+    moved = dict(images)
+    for name, values in images.items():
+        if name.startswith("depth"):
+            moved[name] = transform.distance_to_input(values).astype(np.float32)
+        if name == "normal":
+            moved[name] = transform.directions_to_input(values.astype(np.float64)).astype(np.float32)
+    return moved
+
+
+def image_bytes(images: dict[str, np.ndarray], format: str, depth: str) -> bytes:
+    """The content of a file of one view, `depth` is what Z holds in an EXR file: depth_z or depth_median_z."""
+    if format == "npz":
+        return npz_bytes(**images)
+    rgb, normal = linear(images["rgb"]), images["normal"]
+    channels = {"A": images["opacity"], "Z": images[depth]}
+    channels |= {name: rgb[..., index] for index, name in enumerate("RGB")}
+    channels |= {f"N.{name}": normal[..., index] for index, name in enumerate("XYZ")}
+    channels = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in channels.items()}
+    exr = optional("OpenEXR", "an EXR file")
+    header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "image.exr"
+        exr.File(header, channels).write(str(file))
+        return file.read_bytes()
+
+
+def linear(rgb: np.ndarray) -> np.ndarray:
+    """sRGB in [0, 1] as linear light."""
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4).astype(np.float32)

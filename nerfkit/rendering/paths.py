@@ -181,9 +181,8 @@ def in_files_world(cameras: Cameras, transform: SceneTransform | None) -> Camera
     """Cameras of the model's frame in that of the scene's files, in float64: that may lie far from its origin."""
     if transform is None:
         return cameras
-    return replace(
-        cameras, camera_to_world=torch.from_numpy(transform.to_input(cameras.camera_to_world.double().numpy()))
-    )
+    poses = transform.to_input(cameras.camera_to_world.double().numpy())
+    return replace(cameras, camera_to_world=torch.from_numpy(poses))
 
 
 def with_size(cameras: Cameras, width: int, height: int) -> Cameras:

@@ -10,23 +10,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from nerfkit import ops
-from tests.ops import naive
+from tests.ops import harness, naive
 from tests.ops.cases import CASES, Case
-from tests.ops.harness import (
-    LAYOUTS,
-    TOLERANCE,
-    NativeCalls,
-    as_tuple,
-    assert_close,
-    dtype_name,
-    forward_and_backward,
-    fused_params,
-    has_kernel,
-    kernel_dtype,
-    on_backends,
-    usable,
-    with_late_inputs,
-)
 
 SMOOTH = [case for case in CASES if case.differentiable]
 # Not test_autograd_registration: the native ops have no autograd of their own, for the public function, which is no
@@ -43,26 +28,26 @@ COMPILED = (
 BROKEN_GRAPH = {"torch": {"lltm", "march"}, "cpp": {"march"}, "cuda": {"march"}}
 
 
-@on_backends(CASES)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=dtype_name)
+@harness.on_backends(CASES)
+@pytest.mark.parametrize("dtype", harness.TOLERANCE, ids=harness.dtype_name)
 def test_forward_is_the_naive_one(case: Case, backend: str, device: str, dtype: torch.dtype):
     if case.op == "march" and dtype != torch.float64:
         return  # a float32 middle may fall into the next cell: test_march.py compares with tolerance
     arguments = case.arguments(dtype, device)
-    with ops.backend(usable(case, backend, device, dtype)):
-        got = as_tuple(case.function(*arguments))
+    with ops.backend(harness.usable(case, backend, device, dtype)):
+        got = harness.as_tuple(case.function(*arguments))
     loops = [x.double().cpu().numpy() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
     loops = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in loops]
     wanted = getattr(naive, case.op)(*loops)
     assert len(got) == len(wanted)
     for index, (g, w) in enumerate(zip(got, wanted, strict=True)):
         if g.is_floating_point():
-            assert_close(g, torch.as_tensor(w), f"{case.op} output {index}")
+            harness.assert_close(g, torch.as_tensor(w), f"{case.op} output {index}")
         else:
             assert g.cpu().tolist() == w.tolist()
 
 
-@on_backends(SMOOTH)
+@harness.on_backends(SMOOTH)
 @pytest.mark.slow
 def test_gradient(case: Case, backend: str, device: str):
     arguments = case.arguments(torch.float64, device)
@@ -71,28 +56,28 @@ def test_gradient(case: Case, backend: str, device: str):
     def function(*tensors: Tensor) -> tuple[Tensor, ...]:
         for place, tensor in zip(places, tensors, strict=True):
             arguments[place] = tensor
-        return as_tuple(case.function(*arguments))
+        return harness.as_tuple(case.function(*arguments))
 
     inputs = [x.requires_grad_() for x in case.tensors(arguments)]
     repeats_differ_by = 1e-12 if device == "cuda" else 0.0  # atomic additions come in any order
-    with ops.backend(usable(case, backend, device, torch.float64)):
+    with ops.backend(harness.usable(case, backend, device, torch.float64)):
         assert torch.autograd.gradcheck(function, inputs, nondet_tol=repeats_differ_by, fast_mode=True)
         if case.second_order and all(x.numel() for x in inputs):
             assert torch.autograd.gradgradcheck(function, inputs, nondet_tol=repeats_differ_by, fast_mode=True)
 
 
-@on_backends(CASES)
+@harness.on_backends(CASES)
 def test_layouts(case: Case, backend: str, device: str):
     """Transposed storage, slices of a larger tensor and expanded gradients change nothing."""
-    backend = usable(case, backend, device, torch.float64)
+    backend = harness.usable(case, backend, device, torch.float64)
     results = []
-    for relayout in LAYOUTS[:3]:
+    for relayout in harness.LAYOUTS[:3]:
         arguments = [relayout(x) if isinstance(x, Tensor) else x for x in case.arguments(torch.float64, device)]
         inputs = [arguments[p].detach().requires_grad_() for p in case.differentiable]
         for place, tensor in zip(case.differentiable, inputs, strict=True):
             arguments[place] = tensor
         with ops.backend(backend):
-            outputs = as_tuple(case.function(*arguments))
+            outputs = harness.as_tuple(case.function(*arguments))
         gradients = []
         if inputs:
             smooth = [x for x in outputs if x.is_floating_point()]
@@ -105,7 +90,7 @@ def test_layouts(case: Case, backend: str, device: str):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@on_backends([case for case in CASES if f"{case.op}-{case.name}" in COMPILED])
+@harness.on_backends([case for case in CASES if f"{case.op}-{case.name}" in COMPILED])
 @pytest.mark.slow
 def test_compiles(case: Case, backend: str, device: str):
     """Under torch.compile, forward and backward give what they give without, and a fused backend runs its own op."""
@@ -115,16 +100,16 @@ def test_compiles(case: Case, backend: str, device: str):
         graphs.append(str(graph.graph))
         return make_boxed_func(graph.forward)
 
-    is_fused = backend != "torch" and has_kernel(case, backend, torch.float64)
+    is_fused = backend != "torch" and harness.has_kernel(case, backend, torch.float64)
     arguments = case.arguments(torch.float64, device)
     for tensor in case.tensors(arguments):
         tensor.requires_grad_()
     torch._dynamo.reset()
-    with ops.backend(usable(case, backend, device, torch.float64)):
-        eager = forward_and_backward(case, arguments)
+    with ops.backend(harness.usable(case, backend, device, torch.float64)):
+        eager = harness.forward_and_backward(case, arguments)
         compiler = aot_autograd(fw_compiler=keep, keep_inference_input_mutations=True)
         compiled = torch.compile(case.function, backend=compiler, fullgraph=case.op not in BROKEN_GRAPH[backend])
-        outputs = as_tuple(compiled(*arguments))
+        outputs = harness.as_tuple(compiled(*arguments))
         assert any("nerfkit._" in graph for graph in graphs) == is_fused, "whether a native op was compiled"
         inputs = case.tensors(arguments)
         smooth = [x for x in outputs if x.is_floating_point()]
@@ -133,7 +118,7 @@ def test_compiles(case: Case, backend: str, device: str):
         torch.testing.assert_close(got.detach(), wanted, rtol=1e-10, atol=1e-10)
 
 
-@on_backends(CASES, fused_params)
+@harness.on_backends(CASES, harness.fused_params)
 def test_opcheck(case: Case, backend: str, device: str):
     """torch.library.opcheck on every native op that the case calls: schema, fake tensors, no aliases."""
     half = [torch.float16] if device == "cuda" else []  # which have kernels of their own
@@ -141,25 +126,25 @@ def test_opcheck(case: Case, backend: str, device: str):
         arguments = case.arguments(dtype, device)
         for tensor in case.tensors(arguments):
             tensor.requires_grad_()
-        with ops.backend(usable(case, backend, device, dtype)), NativeCalls() as seen:
-            forward_and_backward(case, arguments)
-        assert bool(seen.calls) == has_kernel(case, backend, dtype), "whether a native op was called"
+        with ops.backend(harness.usable(case, backend, device, dtype)), harness.NativeCalls() as seen:
+            harness.forward_and_backward(case, arguments)
+        assert bool(seen.calls) == harness.has_kernel(case, backend, dtype), "whether a native op was called"
         for function, args in seen.calls:
             torch.library.opcheck(function, args, test_utils=OPCHECKS)
 
 
-@on_backends(SMOOTH, fused_params)
+@harness.on_backends(SMOOTH, harness.fused_params)
 def test_deterministic(case: Case, backend: str, device: str):
     """torch.use_deterministic_algorithms: ten runs give the same bits."""
-    dtype = kernel_dtype(case, backend)
+    dtype = harness.kernel_dtype(case, backend)
     arguments = case.arguments(dtype, device)
     for tensor in case.tensors(arguments):
         tensor.requires_grad_()
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        with ops.backend(usable(case, backend, device, dtype)):
-            first, *others = (forward_and_backward(case, arguments) for _ in range(10))
+        with ops.backend(harness.usable(case, backend, device, dtype)):
+            first, *others = (harness.forward_and_backward(case, arguments) for _ in range(10))
     finally:
         torch.use_deterministic_algorithms(before)
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
@@ -169,18 +154,18 @@ def test_deterministic(case: Case, backend: str, device: str):
 @pytest.mark.cuda
 def test_graph_and_stream(case: Case):
     """On a side stream and in a CUDA graph the results are those of the default stream."""
-    dtype = kernel_dtype(case, "cuda")
+    dtype = harness.kernel_dtype(case, "cuda")
     arguments = case.arguments(dtype, "cuda")
     for tensor in case.tensors(arguments):
         tensor.requires_grad_()
-    with ops.backend(usable(case, "cuda", "cuda", dtype)):
-        wanted = forward_and_backward(case, arguments)
+    with ops.backend(harness.usable(case, "cuda", "cuda", dtype)):
+        wanted = harness.forward_and_backward(case, arguments)
         arguments = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in arguments]
         side = torch.cuda.Stream()
-        on_side = with_late_inputs(lambda late: forward_and_backward(case, late), arguments, side)
+        on_side = harness.with_late_inputs(lambda late: harness.forward_and_backward(case, late), arguments, side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):
-            captured = forward_and_backward(case, arguments)
+            captured = harness.forward_and_backward(case, arguments)
         graph.replay()
         torch.cuda.synchronize()
     for got in (on_side, captured):

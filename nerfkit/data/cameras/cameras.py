@@ -115,9 +115,8 @@ class Cameras:
     def __getitem__(self, views: slice | list[int]) -> Cameras:
         chosen = range(len(self))[views] if isinstance(views, slice) else views
         lenses = tuple(self.lenses[view] for view in chosen) if self.lenses else ()
-        table = self.table and replace(
-            self.table, **{name: getattr(self.table, name)[views] for name in ("first", "across", "step")}
-        )
+        of_views = {name: getattr(self.table, name)[views] for name in ("first", "across", "step") if self.table}
+        table = self.table and replace(self.table, **of_views)
         return replace(_each_tensor(self, lambda tensor: tensor[views]), lenses=lenses, table=table)
 
     def size(self, view: int | None = None) -> tuple[int, int]:
@@ -205,7 +204,7 @@ class Cameras:
 
 def _table(lenses: list[Lens], known: LensMaps) -> DirectionTable:
     distinct = list(dict.fromkeys(lenses))
-    spacing, _ = _spacing(distinct)
+    spacing = _spacing(distinct)
     nodes = {lens: lens.nodes(spacing) for lens in distinct}  # across, down
     ends = torch.tensor([across * down for across, down in nodes.values()]).cumsum(0).tolist()
     first = dict(zip(distinct, [0, *ends], strict=False))
@@ -226,20 +225,11 @@ def _table(lenses: list[Lens], known: LensMaps) -> DirectionTable:
     )
 
 
-def table_size(lenses: list[Lens]) -> int:
-    """How many directions cameras of distinct lenses keep; none of pinholes."""
-    return 0 if all(lens.is_pinhole for lens in lenses) else _spacing(lenses)[1]
-
-
-def _spacing(lenses: list[Lens]) -> tuple[int, int]:
-    """The closest of SPACINGS with which the table of all lenses has MAX_DIRECTIONS nodes at most; 1 for one lens.
-
-    And how many nodes it has.
-    """
+def _spacing(lenses: list[Lens]) -> int:
+    """The closest of SPACINGS with which the table of all lenses has MAX_DIRECTIONS nodes at most; 1 for one lens."""
     for spacing in SPACINGS:
-        n_nodes = sum(math.prod(lens.nodes(spacing)) for lens in lenses)
-        if n_nodes <= MAX_DIRECTIONS or len(lenses) == 1:
-            return spacing, n_nodes
+        if len(lenses) == 1 or sum(math.prod(lens.nodes(spacing)) for lens in lenses) <= MAX_DIRECTIONS:
+            return spacing
     raise SceneError(
         f"the {len(lenses)} lenses with distortion have more than {MAX_DIRECTIONS * spacing**2} pixels together; "
         "raise data.downscale, or undistort the images with COLMAP's image_undistorter"

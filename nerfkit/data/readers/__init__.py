@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nerfkit.data.capture import Capture, notes_of
-from nerfkit.data.readers import llff
+from nerfkit.data.readers import colmap
 from nerfkit.data.readers import small_formats as small
-from nerfkit.data.readers.colmap import reader as colmap
+from nerfkit.data.readers import transforms as transforms_json
 from nerfkit.data.readers.folders import first_there
-from nerfkit.data.readers.transforms import reader as transforms_json
 from nerfkit.errors import SceneError, UserError
 
 
@@ -41,7 +40,7 @@ READERS = {
     ),
     "transforms": Reader("transforms.json", _has([transforms_json.MAIN]), transforms_json.read),
     "colmap": Reader("sparse/0 (cameras, images, points3D) and images", colmap.recognises, colmap.read),
-    "llff": Reader("poses_bounds.npy and images", llff.recognises, llff.read),
+    "llff": Reader("poses_bounds.npy and images", _has([small.LLFF]), small.read_llff),
     "polycam": Reader("keyframes/cameras and keyframes/images", _has(small.CORRECTED), small.read_polycam),
     "record3d": Reader("metadata.json and rgb", _has(["metadata.json"], ["rgb"]), small.read_record3d),
     "nsvf": Reader("pose, intrinsics.txt and rgb", _has(["pose"], small.INTRINSICS), small.read_nsvf),

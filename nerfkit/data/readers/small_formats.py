@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats that are a page each, of pinholes: Polycam's keyframes, Record3D, NSVF and ScanNet, IDR and NeuS."""
+"""Formats that are a page each, of pinholes: Polycam's keyframes, Record3D, NSVF and ScanNet, IDR and NeuS, LLFF."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, PosedImage, notes_of, rotations_of
+from nerfkit.data.capture import Capture, PosedImage, check_rotation, notes_of, rotations_of
 from nerfkit.data.images.pixels import image_header
-from nerfkit.data.readers.folders import first_there, list_images, natural_key
+from nerfkit.data.readers.folders import find_masks, first_there, is_folder, list_images, natural_key
 from nerfkit.data.readers.transforms.cameras_json import pose_of
 from nerfkit.errors import SceneError
+from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.safe_io import printable, read_json, read_regular, read_text_utf8
 
 OPENGL = np.array([1.0, -1.0, -1.0, 1.0])  # of the columns of a pose in OpenCV's axes
@@ -25,6 +27,8 @@ CORRECTED = ("keyframes/corrected_cameras", "keyframes/cameras")  # of Polycam, 
 POLYCAM = ("fx", "fy", "cx", "cy", "width", "height", *(f"t_{row}{column}" for row in range(3) for column in range(4)))
 INTRINSICS = ("intrinsics.txt", "intrinsic/intrinsic_color.txt", "intrinsics_color.txt")
 NPZ = ("cameras.npz", "cameras_sphere.npz", "cameras_large.npz")  # of one world; they differ in the sphere around it
+LLFF, LLFF_COLUMNS = "poses_bounds.npy", 17
+REDUCED = re.compile(r"images(?:_([1-9]\d{0,3}))?")  # folders of LLFF's images
 ARRAYS_LIMIT = 2**28  # bytes
 SKEW, FOCAL = 1e-3, 10.0  # of a camera: at most, of the focal length; at least [pixels]
 
@@ -80,9 +84,8 @@ def read_nsvf(folder: Path) -> Capture:
             sides = sorted(sides, reverse=header.width > header.height)
         images.append(_posed(folder, image, pose * OPENGL, values, printable(where), sides))
         splits.setdefault(image.name[:2], []).append(images[-1].name)
-    notes = (
-        [f"{len(lost)} of {len(lost) + len(images)} images have no pose (first: {printable(lost[0])})"] if lost else []
-    )
+    n_all = len(lost) + len(images)
+    notes = [f"{len(lost)} of {n_all} images have no pose (first: {printable(name)})" for name in lost[:1]]
     names = {"0_": "train", "1_": "val" if "2_" in splits else "test", "2_": "test"}
     are_splits = "0_" in splits and splits.keys() <= names.keys()
     splits = {names[start]: of for start, of in splits.items()} if are_splits else {}
@@ -108,6 +111,79 @@ def read_idr(folder: Path) -> Capture:
         values, pose = _of_projection(numbers(matrices.get(f"world_mat_{index}"), where, 4, 4)[:3], where)
         images.append(_posed(folder, image, pose * OPENGL, values, where, mask=mask))
     return _capture(folder, "idr", images, notes=notes_of(*notes))
+
+
+def read_llff(folder: Path) -> Capture:
+    """An array float64 [N, 17], a row for each image in the order of the images' sorted names.
+
+    A row is a 3x5 matrix, row by row, whose columns are the axes down, right and backwards, the position, and height,
+    width and focal length of the original images; then the nearest and the farthest depth.
+    """
+    file = folder / LLFF
+    table = _llff_table(file)
+    image_folder, notes = _reduced_images(folder)
+    files = list_images(image_folder)
+    names = [name for name in files if "/" not in name]
+    if len(names) != len(table):
+        raise SceneError(
+            f"{printable(file)} holds {len(table)} poses, but {printable(image_folder)} {len(names)} images; the poses "
+            "belong to the images in the order of their names, so that none may be missing and none be added"
+        )
+    if len(files) > len(names):
+        notes.append(f"{len(files) - len(names)} images in folders within {printable(image_folder.name)} are not used")
+    masks, mask_notes = find_masks(folder, names)
+    images = []
+    lenses: dict[Lens, Lens] = {}  # equal ones are one object
+    for index, (name, row) in enumerate(zip(names, table, strict=True)):
+        pose, lens, bounds = _llff_camera(row, f"{printable(file)}: row {index}")
+        lens = lenses.setdefault(lens, lens)
+        images.append(PosedImage(name, image_folder / name, pose, lens, masks.get(name), bounds))
+    return Capture(folder.resolve().name, "llff", images, notes=notes_of(*notes, *mask_notes))
+
+
+def _llff_table(file: Path) -> np.ndarray:
+    """The array [N, 17] float64 of the file, N at least 1; nothing is unpickled."""
+    table = read_arrays(file, np.asarray)
+    if table.dtype.kind != "f" or table.dtype.itemsize not in (4, 8):
+        raise SceneError(f"{printable(file)} must hold an array of float64, got {printable(str(table.dtype), 60)}")
+    if table.ndim != 2 or table.shape[1] != LLFF_COLUMNS or not len(table):
+        raise SceneError(f"{printable(file)} must hold an array [N, {LLFF_COLUMNS}], N above 0, got {table.shape}")
+    good = np.abs(table) <= COORDINATE_LIMIT  # NaN is not
+    if not good.all():
+        row, column = (int(index) for index in np.argwhere(~good)[0])
+        where = f"{printable(file)}: row {row}, column {column}"
+        wanted = f"finite and at most {COORDINATE_LIMIT:g}"
+        raise SceneError(f"{where}: must be {wanted}, got {table[row, column]:.6g}")
+    return table.astype(np.float64)
+
+
+def _llff_camera(row: np.ndarray, where: str) -> tuple[np.ndarray, Lens, tuple[float, float]]:
+    """Camera to world [3, 4] in OpenGL axes, lens, and nearest and farthest depth, of a row [17]."""
+    down, right, back, position, original = row[:15].reshape(3, 5).T
+    pose = np.stack([right, -down, back, position], axis=1)
+    check_rotation(pose[:, :3], f"{where}: columns 0, 1, 2 of its 3x5 matrix are the axes down, right and backwards")
+    height, width = (int(side) if side == int(side) else float(side) for side in original[:2])
+    try:
+        lens = Lens("SIMPLE_PINHOLE", (original[2], width / 2, height / 2), width, height)
+    except SceneError as error:
+        raise SceneError(f"{where}: columns 4, 9 and 14 are height, width and focal length: {error}") from None
+    near, far = row[15:].tolist()
+    if not 0 <= near < far:
+        raise SceneError(
+            f"{where}: columns 15 and 16 are the nearest depth, at least 0, and the farthest, above it, "
+            f"got {near:.6g} and {far:.6g}"
+        )
+    return pose, lens, (near, far)
+
+
+def _reduced_images(folder: Path) -> tuple[Path, list[str]]:
+    """The folder images or, if there is none, the least reduced one, which a note names."""
+    matches = [(match, path) for path in folder.glob("images*") if (match := REDUCED.fullmatch(path.name))]
+    found = [(int(match[1] or 0), path) for match, path in matches if is_folder(path)]
+    if not found:
+        raise SceneError(f"{printable(folder)}: there is no folder images and none like images_4 with the images")
+    factor, place = min(found)
+    return place, [f"images are taken from {place.name}"] if factor else []
 
 
 def _of_projection(projection: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:

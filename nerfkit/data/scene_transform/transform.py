@@ -20,7 +20,7 @@ from nerfkit.data.capture import Note, notes_of, texts
 from nerfkit.errors import RunError, SceneError
 from nerfkit.safe_io import printable
 
-Kind = Literal["object", "forward", "inward", "walk-through"]  # see nerfkit.data.scene_transform.find
+Kind = Literal["object", "forward", "inward", "walk-through"]  # see nerfkit.data.scene_transform
 SHAPES = {"rotation": (3, 3), "center": (3,), "box": (2, 3), "up": (3,)}
 
 
@@ -60,10 +60,6 @@ class SceneTransform:
         """Directions [..., 3] of the model's frame in the input's, of the same lengths."""
         return directions @ self.rotation
 
-    def distance_to_model(self, distance: Any) -> Any:
-        """Lengths of the input in model units."""
-        return distance * self.scale
-
     def distance_to_input(self, distance: Any) -> Any:
         """Lengths of model units in the input's."""
         return distance / self.scale
@@ -86,10 +82,9 @@ class SceneTransform:
     @staticmethod
     def from_json(content: Any, where: str = "transform") -> SceneTransform:
         """The inverse of `to_json`; raises RunError that names `where` and the key."""
+        to_array = lambda _, value: np.array(value, dtype=np.float64)  # noqa: E731
         try:
-            transform = msgspec.convert(
-                content, SceneTransform, dec_hook=lambda _, value: np.array(value, dtype=np.float64)
-            )
+            transform = msgspec.convert(content, SceneTransform, dec_hook=to_array)
         except (msgspec.ValidationError, OverflowError) as error:
             raise RunError(f"{where} is no scene transform: {printable(str(error))}") from None
         for name, shape in SHAPES.items():
@@ -97,10 +92,8 @@ class SceneTransform:
             if values.shape != shape or not np.isfinite(values).all():
                 wanted = f"{' x '.join(map(str, shape))} finite numbers"
                 raise RunError(f"{where}: '{name}' must be {wanted}, got {values.tolist()!r:.80}")
-        if (
-            np.abs(transform.rotation @ transform.rotation.T - np.eye(3)).max() > 1e-6
-            or np.linalg.det(transform.rotation) < 0
-        ):
+        rotation = transform.rotation
+        if np.abs(rotation @ rotation.T - np.eye(3)).max() > 1e-6 or np.linalg.det(rotation) < 0:
             raise RunError(f"{where}: 'rotation' must have orthogonal unit vectors as rows and not mirror")
         if abs(np.linalg.norm(transform.up) - 1) > 1e-6:
             raise RunError(f"{where}: 'up' must have length 1, got {transform.up.tolist()}")

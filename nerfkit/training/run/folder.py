@@ -9,7 +9,7 @@ checkpoint.safetensors    model, views, optimiser, occupancy and random states (
 scene.json                number of the run's format, cameras of every split, up axis
 metrics.jsonl             one line per logged step, score of held-out views on the way, and check of views drawn late
 metrics.json              scores on the test views, with their protocol
-previews/                 images of one view on the way, a strip and videos of them (see watching.previews)
+previews/                 images of one view on the way, a strip and videos of them (see nerfkit.training.watching)
 tensorboard/              events for TensorBoard, where trainer.tensorboard is on
 paths/                    camera paths made by hand in the viewer, which a new run in this folder leaves as they are
 loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
@@ -35,20 +35,9 @@ from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError, SceneError
-from nerfkit.files import MARKER, OwnFolder
+from nerfkit.files import MARKER, OwnFolder, read_marker
 from nerfkit.safe_io import printable, shell_join
-from nerfkit.training.run.files import (
-    CONFIG,
-    LOG,
-    PATHS,
-    RUN_FORMAT,
-    SCENE,
-    check_is_run,
-    has_checkpoint,
-    read_config,
-    read_lines,
-    read_scene_as,
-)  # fmt: skip
+from nerfkit.training.run import files as run_files
 
 
 @dataclass(frozen=True)
@@ -110,13 +99,13 @@ class RunFolder(OwnFolder):
         Raises RunError if it holds a run already, which only `overwrite` replaces, a user's files, or cannot be made.
         """
         folder = cls(path, overwrite)
-        if folder.check_free():
+        if folder.claim(only_check=True):
             folder._lock_for_new_run()
         return folder
 
     def _lock_for_new_run(self) -> None:
         self.lock()
-        if has_checkpoint(self.path) and not self.overwrite:
+        if run_files.has_checkpoint(self.path) and not self.overwrite:
             self.unlock()
             raise RunError(
                 f"{self.path} holds a run already; go on with {shell_join('--resume', self.path)}, "
@@ -127,8 +116,9 @@ class RunFolder(OwnFolder):
     def existing(cls, path: str | Path) -> RunFolder:
         """The folder of an existing run; raises RunError if it is none, or lost its marker."""
         folder = cls(path)
-        check_is_run(folder.path)
-        if not folder.read():
+        run_files.check_is_run(folder.path)
+        kind, folder.names = read_marker(folder.path, folder.kind)
+        if not kind:
             raise RunError(
                 f"{printable(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
                 "copy the run again, with its hidden files"
@@ -140,7 +130,7 @@ class RunFolder(OwnFolder):
         files = _description(config, scene)  # fails before anything is deleted
         self.claim()
         self._lock_for_new_run()
-        self.clear(self.names - {f"{PATHS}/"})
+        self.clear(self.names - {f"{run_files.PATHS}/"})
         for name, text in files.items():
             self.write(name, text)
 
@@ -151,7 +141,7 @@ class RunFolder(OwnFolder):
 
     def check_resumable(self, config: Config, scene: RunScene | None = None) -> None:
         """Raise RunError if `config` or `scene` are not what the run was trained with, naming what differs."""
-        changed = config_module.fixed_differences(read_config(self.path), config)
+        changed = config_module.fixed_differences(run_files.read_config(self.path), config)
         own = [old for name, old, new in changed if name == "trainer.loss" and not new]
         if own:
             raise RunError(
@@ -187,16 +177,16 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
     decisions |= getattr(config, "decisions", {})
     written = {name: asdict(decision) for name, decision in decisions.items()}
     return {
-        CONFIG: config_module.dumps(config),
+        run_files.CONFIG: config_module.dumps(config),
         DECISIONS: json.dumps(written, indent=1),
-        SCENE: json.dumps({"format": RUN_FORMAT, **asdict(scene)}),
+        run_files.SCENE: json.dumps({"format": run_files.RUN_FORMAT, **asdict(scene)}),
     }
 
 
 def run_transform(folder: Path) -> SceneTransform | None:
     """The frame of a run's scene; None where the files' frame is the model's."""
     transform = read_scene(folder).transform
-    return None if transform is None else SceneTransform.from_json(transform, str(folder / SCENE))
+    return None if transform is None else SceneTransform.from_json(transform, str(folder / run_files.SCENE))
 
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
@@ -232,15 +222,15 @@ def _same(a: Any, b: Any) -> bool:
 
 def read_scene(folder: Path) -> RunScene:
     """The run's description of its scene; raises RunError if that is missing or broken."""
-    scene = read_scene_as(RunScene, folder)
+    scene = run_files.read_scene_as(RunScene, folder)
     for split in scene.splits | scene.paths:
-        scene.cameras(split, folder / SCENE)  # raises SceneError
+        scene.cameras(split, folder / run_files.SCENE)  # raises SceneError
     return scene
 
 
 def drop_later_lines(folder: RunFolder, step: int) -> None:
     """Drop lines of the log after a checkpoint's step: those steps are trained and logged again."""
-    lines = read_lines(folder.path)
+    lines = run_files.read_lines(folder.path)
     earlier = [line for line in lines if line["step"] <= step]
     if len(earlier) < len(lines):
-        folder.write(LOG, "".join(json.dumps(line) + "\n" for line in earlier))
+        folder.write(run_files.LOG, "".join(json.dumps(line) + "\n" for line in earlier))

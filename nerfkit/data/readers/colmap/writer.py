@@ -10,7 +10,7 @@ import numpy as np
 
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, Points
-from nerfkit.data.readers.colmap.reader import TO_OPENGL, files_in
+from nerfkit.data.readers.colmap import TO_OPENGL, files_in
 from nerfkit.data.readers.colmap.records import image_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import atomic_write

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures as JSON: `transforms.json` of nerfstudio and instant-ngp, and NeRF-synthetic's three files.
+
+The dialects differ in what k3 and k4 mean; the keys that are there tell them apart. Images that are missing are listed
+as well. Masks are named by `mask_path` (black is ignored), as `dynamic_mask_NAME.png` beside the image NAME (white is
+ignored), or with the image's name in a folder `masks` beside the images' folder (black is ignored).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+import re
+import reprlib
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nerfkit import safe_io
+from nerfkit.data import ply
+from nerfkit.data.capture import Capture, Note, Points, PosedImage, as_warnings, notes_of
+from nerfkit.data.images.pixels import ImageHeader, image_header
+from nerfkit.data.readers import folders
+from nerfkit.data.readers.transforms.cameras_json import (
+    INSTANT_NGP,
+    NERFSTUDIO,
+    OF_FILE,
+    SIZE,
+    SPLITS,
+    beaten_angles,
+    frames_of,
+    is_number,
+    is_set,
+    lens_of,
+    merge_frame_keys,
+    pose_of,
+    scale_diagnostics,
+    size_of,
+)
+from nerfkit.data.readers.transforms.chosen import chosen
+from nerfkit.data.readers.transforms.pose_axes import axes_diagnostics
+from nerfkit.device import free_memory
+from nerfkit.errors import SceneError
+from nerfkit.safe_io import first_of, nearest, printable
+
+MAIN = "transforms.json"
+SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
+DYNAMIC = "dynamic_mask_"
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
+PARSED = 32  # bytes in memory for each byte of a JSON file, about
+Z_UP = (0.0, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """A frame of one of the files."""
+
+    own: dict[str, Any]  # its values
+    content: dict[str, Any]  # the file's
+    file: Path
+    where: str  # for messages
+    name: str
+    path: Path
+    split: str = ""  # if one of its keys says so
+
+
+def read(folder: Path) -> Capture:
+    """The capture of transforms.json."""
+    file, notes = folder / MAIN, []
+    content = _content(file, notes)
+    dialect, note = _dialect(content)
+    notes.append(note)
+    others = sorted(other.name for other in folder.glob("*.json") if other.name not in (MAIN, *SPLIT_FILES))
+    if others:
+        notes.append(f"{MAIN} is read, and no other JSON file: {printable(', '.join(others))}")
+    frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
+    _check_distinct(frames)
+    frames = _with_nearest(frames, folder, notes)
+    masks, white_ignores, mask_notes = _find_masks(frames, folder)
+    images = _images(frames, masks, dialect == "nerfstudio", notes)
+    points, up = _points(content, file, notes), _up(content, file)
+    notes += axes_diagnostics(printable(folder), images, points, up or (None if dialect == "transforms" else Z_UP))
+    return Capture(
+        name=folder.resolve().name,
+        format="transforms",
+        images=images,
+        points=points,
+        up=up,
+        splits=_splits(content, file, frames),
+        white_ignores=white_ignores,
+        notes=notes_of(*notes, *mask_notes),
+    )
+
+
+def read_synthetic(folder: Path) -> Capture:
+    """The capture of `transforms_{train,val,test}.json`, a split each; world z is up."""
+    files, notes = [folder / name for name in SPLIT_FILES if os.path.lexists(folder / name)], []
+    if (train := folder / "transforms_train.json") not in files:
+        raise SceneError(f"{printable(train)} is missing")
+    contents = {file: _content(file, notes, may_be_empty=file != train) for file in files}
+    frames = {file: _frames(content, file, notes) for file, content in contents.items() if content["frames"]}
+    merged = _with_nearest(_merged_splits(frames, notes), folder, notes)
+    images = _images(merged, [None] * len(merged), False, notes)
+    notes += axes_diagnostics(printable(folder), images, None, Z_UP)
+    splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
+    for frame in merged:
+        if frame.split not in ("", (stated := SPLIT_FILES[frame.file.name])):
+            raise SceneError(f"{frame.where}: its split is {frame.split}, but the file's {stated}; leave out one")
+        if is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
+            raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
+    return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
+
+
+def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
+    """What a file holds; `notes` get warnings of scales that are none."""
+    needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
+    if free is not None and needed > free:
+        raise SceneError(f"{printable(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
+    content = safe_io.read_json(file, SceneError, "scene file")
+    if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
+        notes.append(f"{file.name} holds no views")
+        return content
+    frames_of(content, printable(file))
+    notes += as_warnings(f"{printable(file.name)}: {line}" for line in scale_diagnostics(content))
+    return content
+
+
+def _dialect(content: dict[str, Any]) -> tuple[str, str]:
+    """Whose file it is, and a note that says by which keys."""
+    keys = set(content).union(*content["frames"])
+    for_nerfstudio, for_ngp = (", ".join(sorted(keys & of)) for of in (NERFSTUDIO, INSTANT_NGP))
+    if for_nerfstudio:
+        but = f", though {for_ngp} would be instant-ngp's" if for_ngp else ""
+        return "nerfstudio", f"read as a capture of nerfstudio, because of {for_nerfstudio}{but}"
+    if for_ngp:
+        return "instant_ngp", f"read as a capture of instant-ngp, because of {for_ngp}"
+    return "transforms", "no key tells whether the capture is nerfstudio's or instant-ngp's; read as what both share"
+
+
+def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> list[_Frame]:
+    """The frames of a file that count, with the names and paths of their images."""
+    frames, text = [], printable(file)
+    for index, split in chosen(content, file.name, notes).items():
+        own = content["frames"][index]
+        where = f"{text}: frame {index}"
+        if "file_path" not in own:
+            raise SceneError(f"{where}: key 'file_path' is missing")
+        path = _path_of(file.parent, own["file_path"], "file_path", where)
+        there = next(filter(os.path.exists, _candidates(path)), None)
+        if there is not None and os.path.isdir(there):
+            raise SceneError(f"{where}: 'file_path' {printable(own['file_path'])} is a folder; name an image in it")
+        name = own["file_path"].replace("\\", "/")
+        frames.append(_Frame(own, content, file, where, name, there or path, split))
+    return frames
+
+
+def _with_nearest(frames: list[_Frame], folder: Path, notes: list[str | Note]) -> list[_Frame]:
+    """The frames with images of other names in the place of those that are missing, of which there is a note."""
+
+    def find(path: Path) -> Path | None:
+        names = [re.split(r"[\\/]", str(candidate))[-1] for candidate in _candidates(path)]
+        doubled = [f"{names[0]}{known}" for known in EXTENSIONS] + [names[0].removesuffix(path.suffix)]
+        return nearest(path, places, names + [name for name in doubled if name.lower().endswith(EXTENSIONS)])
+
+    places, paths = folders.places_of(folder), [frame.path for frame in frames]
+    near = folders.nearest_of((path for path in paths if not os.path.exists(path)), paths, find)
+    notes += folders.note_of_others(near, len(frames))
+    return [replace(frame, path=near.get(frame.path, frame.path)) for frame in frames]
+
+
+def _candidates(path: Path) -> list[Path]:
+    """Files that a frame may mean: as it is named, or with another extension."""
+    stem, extension = os.path.splitext(path)
+    if extension.lower() in EXTENSIONS:
+        return [path, *(Path(stem + known) for known in EXTENSIONS)]
+    return [*(Path(f"{path}{known}") for known in EXTENSIONS), path]
+
+
+def _check_distinct(frames: list[_Frame]) -> None:
+    """Raise SceneError if two frames have one image."""
+    first: dict[str, _Frame] = {}
+    for frame in frames:
+        if (before := first.setdefault(os.path.realpath(frame.path), frame)) is not frame:
+            raise SceneError(
+                f"{before.where} and {frame.where} are both of image {printable(frame.path)}; leave out one of them"
+            )
+
+
+def _images(
+    frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
+) -> list[PosedImage]:
+    """The images of the frames, whose lenses are one object where they are equal."""
+    images, lenses, beaten, angles, faults = [], {}, 0, Counter(), {}
+    all_values = [merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
+    are_stated = [bool(values.keys() & SIZE) for values in all_values]
+    headers = [None if stated else _header(frame.path) for frame, stated in zip(frames, are_stated, strict=True)]
+    other = next(filter(None, headers), None)
+    for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):
+        try:
+            size = _size_of(frame, values, header or other)
+            lens = lens_of(values, frame.where, *size, is_nerfstudio)
+            pose = pose_of(frame.own.get("transform_matrix"), frame.where)
+        except SceneError as error:
+            faults[frame.where] = str(error)
+            continue
+        angles.update(filter(None, [", ".join(beaten_angles(values, frame.where, *size))]))
+        beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
+        images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
+    if faults:
+        _, *others = (where.rpartition(": ")[2] for where in faults)
+        also = f"; {len(others)} more frames cannot be used: {first_of(others)}" if others else ""
+        raise SceneError(f"{next(iter(faults.values()))}{also}")
+    for keys, count in angles.items():
+        notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
+    if beaten:
+        notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
+    notes.append(f"lenses: {', '.join(sorted({lens.model for lens in lenses}))}")
+    return images
+
+
+def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], bool, list[str]]:
+    """The mask of every frame, if it has one; whether white is ignored; and notes. Refuses instant-ngp's ray files."""
+    for frame in frames:
+        for name in (f"rays_{frame.path.stem}.dat", f"{frame.path.stem}.alpha{frame.path.suffix}"):
+            if os.path.lexists(other := frame.path.with_name(name)):
+                advice = "move it away, and give images of a camera with their alpha"
+                raise SceneError(f"{frame.where}: {printable(other)} is not supported; {advice}")
+    beside = [frame.path.with_name(f"{DYNAMIC}{frame.path.stem}.png") for frame in frames]
+    dynamic = [file if os.path.exists(file) else None for file in beside]
+    first, notes = next(filter(None, dynamic), None), []
+    if any(frame.own.get("mask_path") is not None for frame in frames):
+        if first:
+            raise SceneError(
+                f"{frames[0].where}: 'mask_path' (black is ignored) and {printable(first)} (white is ignored) are "
+                "masks of two kinds; leave one of them"
+            )
+        found, kind = _named_masks(frames, folder)
+    elif first:
+        found, kind = dynamic, f"named {DYNAMIC}NAME.png, white is ignored"
+    else:
+        inner = [_within(frame.path, folder) for frame in frames]
+        in_folder, notes = folders.find_masks(folder, inner)
+        found, kind = [in_folder.get(name) for name in inner], f"of the folder {folders.MASKS}, black is ignored"
+    if there := sum(file is not None for file in found):
+        notes = [f"{there} of {len(found)} images have masks {kind}", *notes]
+    return found, first is not None, notes
+
+
+def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], str]:
+    """Files of `mask_path`, which all frames have to have, and words for them."""
+    for frame in frames:
+        if frame.own.get("mask_path") is None:
+            where = f"{frame.where}: key 'mask_path' is missing"
+            raise SceneError(f"{where}, but other frames have one; give it to all or none")
+    named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
+    near = {file: file for file in named if os.path.isfile(file)}
+    find = partial(nearest, folders=folders.places_of(folder))
+    near |= folders.nearest_of(set(named) - near.keys(), near, find)
+    if not near:
+        raise SceneError(
+            f"{frames[0].where}: 'mask_path' names {printable(named[0])}, but neither that nor any other frame's mask "
+            "is there; put the masks where the file names them, or remove the key to use all pixels"
+        )
+    missing = [f"; missing, first: {printable(file)}" for file in named if file not in near][:1]
+    return [near.get(file) for file in named], "of mask_path, black is ignored" + "".join(missing)
+
+
+def _within(path: Path, folder: Path) -> str:
+    """The name of an image within the folder of images: 0.png of images/0.png."""
+    try:
+        parts = path.relative_to(folder).parts
+    except ValueError:  # elsewhere
+        return path.name
+    return "/".join(parts[1:] or parts)
+
+
+def _path_of(folder: Path, name: Any, key: str, where: str) -> Path:
+    """The path of the file `name`, with either slash between folders, as the value of a key."""
+    if not isinstance(name, str) or not name:
+        raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}")
+    return Path(os.path.join(folder, folders.native(name.replace("\\", "/"), f"{where}: '{key}'")))
+
+
+def _header(path: Path) -> ImageHeader | None:
+    """An image's header, if it can be read: what is wrong with it is said when its pixels are."""
+    with suppress(SceneError):
+        return image_header(path)
+
+
+def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) -> tuple[int, int]:
+    """Width and height of an image: as stated, or else as its file, or else another's, has them."""
+    if values.keys() & SIZE:
+        return size_of(values, frame.where)
+    if header is not None:
+        return header.width, header.height
+    if os.path.exists(frame.path):
+        image_header(frame.path)  # raises what is wrong with it
+    missing = f"image {printable(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
+    missing += folders.beside(frame.path)
+    raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
+
+
+def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Points | None:
+    """Sparse points of the file that a key names, if it exists."""
+    if not is_set(name := content.get("ply_file_path")):
+        return None
+    path = _path_of(file.parent, name, "ply_file_path", printable(file))
+    path = nearest(path, [file.parent]) or path
+    try:
+        points = ply.read_points(path)
+    except SceneError as error:
+        if path.suffix.lower() != ".ply" and os.path.lexists(path):
+            raise
+        notes.append(f"there are no sparse points: {error}")
+        return None
+    notes.append(f"{len(points.positions)} sparse points from {printable(path.name)}")
+    return points if len(points.positions) else None
+
+
+def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | None:
+    """The axis that points up: the key `up`, or z where the poses are said to be oriented."""
+    up = content.get("up")
+    if up is None:
+        return Z_UP if content.get("orientation_override") == "none" else None
+    is_vector = isinstance(up, list) and len(up) == 3 and all(map(is_number, up))
+    length = math.hypot(*up) if is_vector else 0.0
+    if not 1e-6 < length < 1e6:
+        wanted = "a list of three numbers, not all zero"
+        raise SceneError(f"{printable(file)}: 'up' must be a direction, {wanted}, got {reprlib.repr(up)}")
+    return tuple(value / length for value in up)
+
+
+def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[str, list[str]]:
+    """Names of images by split, where keys of the file list them, or those of frames say so."""
+    splits: dict[str, list[str]] = {}
+    known = {posixpath.normpath(frame.name): frame.name for frame in frames}
+    split_of: dict[str, str] = {}
+    for split in SPLITS:
+        names, where = content.get(f"{split}_filenames"), f"{printable(file)}: '{split}_filenames'"
+        if names is None:
+            continue
+        splits[split] = []
+        for name in names if isinstance(names, list) else [None]:
+            image = known.get(posixpath.normpath(name.replace("\\", "/"))) if isinstance(name, str) else None
+            if image is None:
+                raise SceneError(f"{where} must be a list of file_path of frames, got {printable(repr(name or names))}")
+            if (other := split_of.setdefault(image, split)) != split:
+                both = f"{where} and '{other}_filenames' both list {printable(image)}"
+                raise SceneError(f"{both}; an image can be of one split only")
+    if of_frames := {frame.name: frame.split for frame in frames if frame.split}:
+        if splits:
+            raise SceneError(f"{printable(file)}: keys of frames say their splits, and lists of names; leave out one")
+        split_of, splits = of_frames, {split: [] for split in SPLITS if split in of_frames.values()}
+    for name, split in sorted(split_of.items()):
+        splits[split].append(name)
+    return splits
+
+
+def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) -> list[_Frame]:
+    """The frames of all splits by name; val and test may share images, whose frames have to be equal."""
+    merged: dict[str, _Frame] = {}
+    listed = [frame for of_file in frames.values() for frame in of_file]
+    for frame in listed:
+        before = merged.setdefault(frame.name, frame)
+        if before is frame:
+            continue
+        if before.file == frame.file or SPLIT_FILES[before.file.name] == "train":
+            raise SceneError(f"{before.where} and {frame.where} are both of {printable(frame.name)}; leave out one")
+        one, other = ([of.own, *map(of.content.get, OF_FILE)] for of in (before, frame))
+        if one != other:
+            raise SceneError(f"{before.where} and {frame.where} differ, but are both of {printable(frame.name)}")
+    if shared := len(listed) - len(merged):
+        notes.append(f"val and test share {shared} images")
+    ordered = [merged[name] for name in sorted(merged)]
+    _check_distinct(ordered)
+    return ordered

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nerfkit.data.capture import Note
+from nerfkit.data.capture import Note, as_warnings
 from nerfkit.data.readers.transforms.cameras_json import SPLITS, is_number, unused_keys
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
@@ -25,6 +25,7 @@ FLAGS = (  # letters of keys, and the effects of true and false
 )
 NAMED = {**{split: split for split in SPLITS}, "training": "train", "validation": "val", "eval": "test"}
 MOVES = ("time", "frametime", "timeid", "warpid")  # of scenes that do not stand still
+CLOCK = 1e6  # above that a time is that of a clock, as cameras write it, and no place in a recording
 CHOOSES = re.compile(r"(^|_)(train|test|val|split|eval|exclude|ignore|skip|enable|disable|hold_?out)d?(_|$)", re.I)
 REMOVE = "remove the frames that should not count, and the key"
 MULTIPLY = "it looks like a transform of cameras; write the poses that it gives into transform_matrix"
@@ -50,7 +51,7 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
                     known = ", ".join(rule)
                     raise SceneError(f"{place} of frame {index} must be one of {known}, got {reprlib.repr(value)}")
                 effects[index] = max(effects[index], EFFECTS.index(effect))
-        elif plain in MOVES and differ and not all(map(is_stamp, given.values())):
+        elif plain in MOVES and differ and not all(is_number(v) and v > CLOCK for v in given.values()):
             raise SceneError(
                 f"{place} differs among the frames, so that the scene moves, but only scenes that stand still are "
                 "trained; keep the frames of one time, or remove the key if nothing moves"
@@ -65,11 +66,8 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
             diagnostics[key] = f"it lists frames; {REMOVE}"
         elif _moves(content[key], {}):
             diagnostics[key] = MULTIPLY
-    notes += [
-        Note("warning", f"'{printable(key, 40)}' is not used, but {diagnostic}")
-        for key, diagnostic in diagnostics.items()
-        if diagnostic
-    ]
+    for key, diagnostic in diagnostics.items():
+        notes += as_warnings([f"'{printable(key, 40)}' is not used, but {diagnostic}"] * bool(diagnostic))
     if unused:
         notes.append(f"{where}: keys that are not used: {printable(', '.join(unused))}")
     kept = {index: EFFECTS[effect] for index, effect in enumerate(effects) if EFFECTS[effect] != "left out"}
@@ -78,11 +76,6 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
     if not kept:
         raise SceneError(f"{where}: all frames are left out, as their keys say")
     return {index: effect or "train" for index, effect in kept.items()} if any(kept.values()) else kept
-
-
-def is_stamp(value: Any) -> bool:
-    """Whether a time is that of a clock, as cameras write it, and no place in a recording."""
-    return is_number(value) and value > 1e6
 
 
 def _rule(plain: str) -> dict[str, str]:
