@@ -93,7 +93,7 @@ def chosen(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise UserError(
-            f"{option} {text!r}: unknown {', '.join(map(repr, unknown)) or 'nothing'}; choose of {','.join(known)}"
+            f"{option} {text!r}: {', '.join(map(repr, unknown)) or 'nothing'} is not among {','.join(known)}"
         )
     return names
 

@@ -57,7 +57,9 @@ def main(options: EvalOptions, processes: Processes = SINGLE_PROCESS) -> int:
 def where_compared(metrics: dict[str, Any], run: Path, split: str, other_scene: str = "") -> str:
     """A line on where `evaluate` put the images of truth, render and error, and what gives those of all views."""
     n, n_views = metrics["comparisons"], metrics["n_views"]
-    saved = f"truth, render and error of {n}: {run / score_name(split, other_scene)}" if n else "no image is saved"
+    saved = (
+        f"truth, render and error of {n} views: {run / score_name(split, other_scene)}" if n else "no image is saved"
+    )
     return saved if n == n_views else f"{saved}; {command_line('eval')} with --comparison_images -1 saves all"
 
 

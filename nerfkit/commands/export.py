@@ -123,7 +123,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         views.render()
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
         if not len(shape.faces):
-            raise UserError(f"no part of the surface has {options.min_part:g} of its faces; lower --min_part")
+            raise UserError(f"no connected part has {options.min_part:g} of all faces; lower --min_part")
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         counts = {"vertices": len(shape.vertices), "faces": len(shape.faces)}
         counts |= {"small_parts": n_small, "unseen_faces": n_unseen}

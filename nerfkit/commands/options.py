@@ -45,10 +45,10 @@ class TrainOptions(Config):
 
 @dataclass
 class RunOps:
-    """Which implementation of each op runs: by name exactly that one, by auto the fused one where it is built."""
+    """Which implementation of each op runs: the one that is named; auto: the fused one where it is built."""
 
     backend: Literal["same", "auto", "torch", "cpp", "cuda"] = "same"  # of all ops; same: as the run was trained
-    overrides: Words = field(default_factory=dict)  # of single ops, e.g. lltm torch mlp torch
+    overrides: Words = field(default_factory=dict)  # for single ops, e.g. lltm cpp mlp torch
 
 
 @dataclass
@@ -65,15 +65,17 @@ class RunOptions:
 class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
-    cameras: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
-    frames: ranged(int | None, 1, 100_000) = None  # of orbit, spiral and interpolate; if left out, 60, or 4 a view
+    cameras: str = (
+        "auto"  # orbit, spiral, interpolate, a split (test), FILE.json of cameras; auto: one that suits the views
+    )
+    frames: ranged(int | None, 1, 100_000) = None  # number; if unset: 60 of orbit and spiral, 4 per view of interpolate
     size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height; if left out, those of training
     fps: integer(1, 1000) = 20  # frames per second of the video
-    outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb also as .npz, in scene units
-    out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<cameras> if empty
+    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal; others than rgb also as .npz, depth in scene units
+    out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<cameras> if unset
     crop: Literal["run", "none"] = "run"  # run: only the part that the viewer kept in RUN/crop.json; none: all
     resume: bool = False  # keep frames of these cameras and this size that are there already
-    overwrite: bool = False  # replace what is there, of other cameras or frames, another size or crop
+    overwrite: bool = False  # replace what is there, even of other cameras, frames, size or crop
 
 
 @dataclass
@@ -88,10 +90,10 @@ class ViewOptions(RunOptions):
 class EvalOptions(RunOptions):
     """Score a run on held-out views."""
 
-    split: str = ""  # views to evaluate on; the run's own choice if empty
+    split: str = ""  # views to evaluate on; the run's own choice if unset
     data: str = ""  # folder of the scene, if it has moved, or of another scene
     comparison_images: ranged(int | None, -1, 10**6) = None  # views saved as images; -1: all; as the run if left out
-    lpips: str | None = None  # file of torchvision's weights of VGG-16, by which LPIPS compares; as the run if left out
+    lpips: str | None = None  # file of torchvision's VGG-16 weights, which LPIPS needs; as the run if unset
 
 
 @dataclass
@@ -100,7 +102,7 @@ class InspectOptions:
 
     scene: Scene = ""  # folder of the scene, or of photos, or a video; the same as --data.path
     verbose: Verbose = False  # print all numbers
-    out: str = ""  # new or empty folder, or that of an earlier inspection, for a page and a drawing of the cameras
+    out: str = ""  # folder for a report and a drawing of the cameras: new, empty or of an earlier inspection
     data: DataConfig = field(default_factory=DataConfig)
 
 
@@ -108,7 +110,7 @@ class InspectOptions:
 class ExportOptions(RunOptions):
     """Write a run's mesh, points, cameras, depth or splats for other programs."""
 
-    out: str = ""  # file or folder to write; in RUN/export if empty
+    out: str = ""  # file or folder to write; in RUN/export if unset
     overwrite: bool = False  # replace an earlier export
     frame: Literal["files", "model"] = "files"  # coordinates of the scene's files, in their units, or of the model
 
@@ -117,14 +119,14 @@ class ExportOptions(RunOptions):
 class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
-    crop: Box | None = None  # lowest, then highest corner, in the chosen frame; RUN/crop.json if left out
+    crop: Box | None = None  # lowest, then highest corner, in the coordinates of --frame; RUN/crop.json if unset
 
 
 @dataclass
 class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB."""
 
-    source: Source = "density"  # density: where it reaches the level; depth: fused from depths of training views
+    source: Source = "density"  # density: where it reaches --level; depth: fused from depths of training views
     resolution: integer(2, 8192) = 256  # cells along the longest side
     level: number(0.001, 0.999) = LEVEL  # opacity of a cell on the surface, with --from density
     min_part: number(0, 0.5) = 0.001  # connected parts with a smaller share of the faces are left out
@@ -151,7 +153,7 @@ class CamerasOptions(ExportOptions):
     """Export cameras, for nerfstudio and COLMAP."""
 
     split: str = "all"  # views: train, test, ...; or all
-    formats: str = "auto"  # of transforms,colmap,path; auto: those that hold all cameras
+    formats: str = "auto"  # transforms,colmap,path; auto: all that can hold every camera
 
 
 @dataclass
@@ -167,7 +169,7 @@ class DepthOptions(ExportOptions):
 class DemoOptions:
     """Train the small scene of the package, score it and render a turntable: about a minute on two cores."""
 
-    out: str = ""  # run folder; runs/demo if empty, or runs/demo_2, ... where that is taken
+    out: str = ""  # run folder; runs/demo if unset, or runs/demo_2, ... where that is taken
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     steps: ranged(int | None, 1, 10**6) = None  # training steps; if left out, as many as fit into half a minute
     frames: integer(2, 1000) = 48  # of the turntable

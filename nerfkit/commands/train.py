@@ -162,8 +162,8 @@ def find_scene(options: TrainOptions) -> Scene:
         if before is None or before.path == data.path:
             raise
         raise SceneError(
-            f"{error}. If this is another scene: the run's, of format {before.format}, was at "
-            f"{printable(before.path)}; give that one with --data.path, or train a new run without --resume"
+            f"{error}. The run's scene was {printable(before.path)}, of format {before.format}; give it with "
+            "--data.path, or train another scene without --resume"
         ) from None
 
 

@@ -60,10 +60,10 @@ class DataConfig:
     """The scene and how its images are read."""
 
     path: str = ""  # folder of the scene, or of plain photos, or a video
-    sfm_dir: str = ""  # folder of camera poses that are found for photos or a video; beside them if empty
+    sfm_dir: str = ""  # folder to write poses into that are found for photos or a video; beside these if unset
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
-    masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
+    masks: Literal["ignore", "alpha"] = "ignore"  # ignore: masked pixels do not count; alpha: they are transparent
     background: auto("data.background", Literal["white", "black", "random"]) = None  # behind transparent pixels
     # lowest and highest corner, in the coordinates of the files
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
@@ -81,11 +81,11 @@ class ModelConfig:
     levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # grid levels
     features_per_level: auto("model.features_per_level", int, 1, 128) = None  # features per level and vertex
     log2_hashmap_size: auto("model.log2_hashmap_size", int, 1, 30) = None  # log2 of the maximum table size per level
-    base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells a side of the coarsest level
-    max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None  # cells a side of the finest level
+    base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells per side, coarsest level
+    max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None  # cells per side, finest level
     mlp_width: auto("model.mlp_width", int, 1, 4096) = None  # width of the decoder's hidden layers
-    encoder: Flag = True  # depthwise convolution along the ray, a residual on color
-    aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, a residual on color
+    encoder: Flag = True  # depthwise convolution along the ray, added to color
+    aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, added to color
 
 
 @dataclass
@@ -93,11 +93,11 @@ class SamplingConfig:
     """Where samples are put along a ray."""
 
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None  # contracted: space beyond data.box counts as well
-    step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None  # interval; contracted: the shortest [scene units]
+    step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None  # of samples; contracted: least [scene units]
     cone_angle: auto("sampling.cone_angle", float, 0, 1) = None  # contracted: interval length per distance
     near: auto("sampling.near", float, 0, 1e10) = None  # no samples nearer than this [scene units]
     far: auto("sampling.far", float, 0, 1e30) = None  # no samples farther than this [scene units]
-    occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None  # cells a side of the grid
+    occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None  # occupancy cells per side
     alpha_threshold: auto("sampling.alpha_threshold", float, 0, 1) = None  # least opacity that is rendered
 
 
@@ -107,7 +107,7 @@ class TrainerConfig:
 
     steps: auto("trainer.steps", int, 1, UNLIMITED) = None  # optimisation steps
     max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training and schedule end after this [s]; 0: never
-    samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None  # or rays, if a model has no samples
+    samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None  # rays, if a model has no samples
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient
     learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # after the warm-up
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # at the last step
@@ -115,8 +115,8 @@ class TrainerConfig:
     loss: str = ""  # package.module:function that replaces the squared error; see docs/python.md
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end
-    preview_every: integer(-1, 10**9) = -1  # nerfkit train: steps between images in previews/; 0: none; -1: about 30
-    tensorboard: Flag = False  # nerfkit train: curves and images also for TensorBoard; needs nerfkit[tensorboard]
+    preview_every: integer(-1, 10**9) = -1  # steps between images in previews/; 0: none; -1: about 30
+    tensorboard: Flag = False  # curves and images also for TensorBoard; needs nerfkit[tensorboard]
 
 
 @dataclass
@@ -125,17 +125,17 @@ class EvalConfig:
 
     split: auto("eval.split", str) = None  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
-    every: integer(0, 10**9) = 0  # nerfkit train: steps between scores of some views, for the log and loss.png; 0: none
+    every: integer(0, 10**9) = 0  # steps between scores of some views, for the log and loss.png; 0: none
     comparison_images: integer(-1, 10**6) = 8  # evenly spread views, saved as truth, render and error; -1: all
-    lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; without it LPIPS is null
+    lpips: str = ""  # file of torchvision's VGG-16 weights, which LPIPS needs; without it LPIPS is null
 
 
 @dataclass
 class OpsConfig:
-    """Which implementation of each op runs: by name exactly that one, by auto the fused one where it is built."""
+    """Which implementation of each op runs: the one that is named; auto: the fused one where it is built."""
 
     backend: Backend = "auto"  # of all ops
-    overrides: Words = field(default_factory=dict)  # of single ops, e.g. lltm torch mlp torch
+    overrides: Words = field(default_factory=dict)  # for single ops, e.g. lltm cpp mlp torch
 
     def choices(self) -> dict[str, str]:
         """The backend of each op that is chosen by name."""
@@ -147,7 +147,7 @@ class OpsConfig:
 class Config:
     """All options of a run."""
 
-    out: str = ""  # run folder; runs/<scene> if empty
+    out: str = ""  # run folder; runs/<scene> if unset
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto takes a GPU if there is one
     seed: integer(0, 2**32 - 1) = 0  # of every random choice
     size: auto("size", Literal["small", "large"]) = None  # of model, steps and samples

@@ -68,29 +68,30 @@ OTHERWISE = Condition("", "model", lambda facts: True)
 ON_A_CPU = Condition("on a CPU", "device", lambda facts: not facts.on_gpu)
 ON_A_GPU = Condition("on a GPU", "device", lambda facts: facts.on_gpu)
 SMALL = Condition("with size small", "size", lambda facts: facts.config.size == "small")
+AN_OBJECT = Condition("for an object", "scene", lambda facts: not facts.is_place)
 A_PLACE = Condition("for a place", "scene", lambda facts: facts.is_place)
-UNBOUNDED = Condition("in unbounded space", "scene", lambda facts: facts.config.sampling.kind == "contracted")
+UNBOUNDED = Condition("in contracted space", "scene", lambda facts: facts.config.sampling.kind == "contracted")
 # Cameras around a scene, or within, see all sides of a surface, whose samples then have to be as close along a ray as
 # across; before one that all of them face, rays are worth more than samples.
 ALL_SIDES = Condition(
-    "in unbounded space seen from all sides", "scene",
+    "in contracted space seen from all sides", "scene",
     lambda facts: UNBOUNDED.holds(facts) and not (facts.transform is not None and facts.transform.kind == "forward"),
 )  # fmt: skip
-UNBOUNDED_PLACE = Condition("around a place", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
+UNBOUNDED_PLACE = Condition("in contracted space", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("for an object", "scene", lambda facts: facts.cells is not None)
 OBJECT_ON_GPU = Condition("for an object on a GPU", "device", lambda facts: facts.on_gpu and not facts.is_place)
-FRAMED = Condition("where that is known", "scene", lambda facts: facts.transform is not None)
+FRAMED = Condition("if it is known", "scene", lambda facts: facts.transform is not None)
 # An object's far end, in unbounded space, is not that of its box.
 ENDS_THERE = Condition(
-    "where that is known", "scene",
+    "if it is known", "scene",
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
-TIMED = Condition("with a trainer.max_seconds", "time", lambda facts: bool(facts.config.trainer.max_seconds))
+TIMED = Condition("if trainer.max_seconds is set", "time", lambda facts: bool(facts.config.trainer.max_seconds))
 IN_MINUTES = Condition(
-    "on a GPU, unless trainer.deterministic", "device",
+    "on a GPU without trainer.deterministic", "device",
     lambda facts: facts.on_gpu and facts.config.trainer.max_seconds is None and not facts.config.trainer.deterministic,
 )  # fmt: skip
-UNCOUNTED = Condition("without a limit of steps", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
+UNCOUNTED = Condition("if steps are unlimited", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
 FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training
 NO_LIMIT = Found("no limit", lambda facts: UNLIMITED)
@@ -101,10 +102,10 @@ Recipe = dict[str, tuple[tuple[Any, Condition], ...]]
 BASE: Recipe = {
     "size": (("small", ON_A_CPU), ("large", ON_A_GPU)),
     "sampling.kind": (("box", OTHERWISE),),  # a model of one's own may know boxes alone
-    "data.background": (("random", A_PLACE), ("white", OTHERWISE)),
+    "data.background": (("white", AN_OBJECT), ("random", A_PLACE)),
     "data.box": (
-        (Found("one radius", lambda facts: CUBE), UNBOUNDED_PLACE),
-        (Found("the scene's", lambda facts: tuple(facts.transform.box.flatten().tolist())), FRAMED),
+        (Found("a cube of one radius", lambda facts: CUBE), UNBOUNDED_PLACE),
+        (Found("the scene's box", lambda facts: tuple(facts.transform.box.flatten().tolist())), FRAMED),
         (DEFAULT_BOX, OTHERWISE),
     ),
     "sampling.near": ((Found("the scene's", lambda facts: facts.transform.near), FRAMED), (0.0, OTHERWISE)),
@@ -140,7 +141,7 @@ BASE: Recipe = {
 # objects and in small models, and not in unbounded space. A thin haze gets no gradient where it is not rendered, so
 # distortion is on in boxes, as well.
 FIELD: Recipe = BASE | {
-    "sampling.kind": (("contracted", A_PLACE), ("box", OTHERWISE)),
+    "sampling.kind": (("box", AN_OBJECT), ("contracted", A_PLACE)),
     "model.max_resolution": (
         (512, SMALL), (8192, UNBOUNDED),
         (Found(f"{CELLS_A_PIXEL:g} cells a pixel", lambda facts: facts.cells), ITS_PIXELS), (2048, OTHERWISE),
@@ -156,12 +157,12 @@ def rule(option: str) -> str:
     """How an option is decided that is left as auto, for the help.
 
     >>> rule("trainer.learning_rate")
-    '0.02 (a model of another kind: 0.01)'
+    '0.02 (kinds other than field: 0.01)'
     >>> rule("model.levels")
     '6 with size small, else 16'
     """
     of_field, of_others = (_rule(recipe[option]) for recipe in (FIELD, BASE))
-    return of_field if of_field == of_others else f"{of_field} (a model of another kind: {of_others})"
+    return of_field if of_field == of_others else f"{of_field} (kinds other than field: {of_others})"
 
 
 def _rule(cases: tuple[tuple[Any, Condition], ...]) -> str:

@@ -180,7 +180,7 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
         f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
         f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
         f"{f'{n_missing} more are listed, but have no file of use' if n_missing else 'No image is missing'}; "
-        f"{train} to train on, {test} held out to score it.",
+        f"{train} to train on, {test} held out for scoring.",
     )
 
 

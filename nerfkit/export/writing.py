@@ -70,9 +70,7 @@ class Output:
         elif ending in known:
             self.formats, self.stem = (ending,), self.stem.with_suffix("")
         elif ending.isalpha():
-            raise UserError(
-                f"--out {printable(self.stem)}: the format .{ending} is not written, only {', '.join(known)}"
-            )
+            raise UserError(f"--out {printable(self.stem)}: cannot write .{ending}, only {', '.join(known)}")
         try:
             self.stem.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -44,7 +44,7 @@ def median_depth(rendering: Rendering, transmittance: float = 0.5) -> Tensor:
     """
     weights, samples = rendering.weights, rendering.samples
     if weights is None or samples is None:
-        raise UserError("the model gives no weights and samples with its rendering, and so no median depth")
+        raise UserError("the model renders no weights and samples, so there is no median depth")
     n_rays, n_samples = rendering.opacity.shape[0], weights.shape[0]
     weights = weights.double()  # as all rays share one sum
     ray_index = ray_indices(samples.ray_offsets, n_samples)  # [N]

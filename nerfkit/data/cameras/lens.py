@@ -96,7 +96,7 @@ class Lens:
             if not -CENTER_MARGIN * side <= value <= (1 + CENTER_MARGIN) * side:
                 raise SceneError(
                     f"{where}: the principal point (cx {self.center[0]:g}, cy {self.center[1]:g}) lies far outside of "
-                    f"{self.width}x{self.height} images; is it of another size?"
+                    f"{self.width}x{self.height} images; were these resized?"
                 )
 
     @property

@@ -134,7 +134,7 @@ class TrainingViews:
             first = torch.arange(count, device=images.device) * (height * width)
             images = ImagePool(images.flatten(0, 2), first, ((width, height),) * count)
         if list(images.sizes) != cameras.sizes():
-            raise SceneError(f"the sizes of {len(images)} images are not those of {len(cameras)} cameras")
+            raise SceneError(f"{len(images)} images and {len(cameras)} cameras differ in number or in size")
         self.device = device = device or images.pixels.device
         self.cameras = cameras
         self.source = pixel_source(images, device, n_steps)

@@ -151,7 +151,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                     )
                 if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
                     raise SceneError(
-                        f"image {printable(path)} is animated; save the frame that is meant as a file of its own"
+                        f"image {printable(path)} is animated; save the frame that you want as a separate file"
                     )
                 yield image
         except SceneError:

@@ -127,7 +127,7 @@ def read_llff(folder: Path) -> Capture:
     if len(names) != len(table):
         raise SceneError(
             f"{printable(file)} holds {len(table)} poses, but {printable(image_folder)} {len(names)} images; the poses "
-            "belong to the images in the order of their names, so that none may be missing and none be added"
+            "belong to the images in the order of their names: there must be exactly one image for each pose"
         )
     if len(files) > len(names):
         notes.append(f"{len(files) - len(names)} images in folders within {printable(image_folder.name)} are not used")

@@ -299,7 +299,7 @@ class VideoControls:
         elif not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
             raise UserError(f"the path has {path.n_frames} frames; add views to it, {MAX_FRAMES} frames at most")
         elif look.output == COMPARING:
-            raise UserError("a path has no training image to compare with; choose another output than the error")
+            raise UserError("a camera path has no training image to compare with; choose another output than error")
         elif why := probe_video():
             raise UserError(f"videos cannot be written here ({why})")
         else:
