@@ -86,6 +86,7 @@ ENDS_THERE = Condition(
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
 TIMED = Condition("with a trainer.max_seconds", "time", lambda facts: bool(facts.config.trainer.max_seconds))
+WITH_DEPTH = Condition("with depth images", "scene", lambda facts: facts.scene is not None and facts.scene.has_depth)
 FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training
 
@@ -126,6 +127,7 @@ BASE: Recipe = {
     "trainer.learning_rate": ((0.01, OTHERWISE),),
     "trainer.final_learning_rate": ((0.001, SMALL), (0.0003, OTHERWISE)),
     "trainer.distortion": ((0.0, OTHERWISE),),
+    "trainer.depth": ((0.0, OTHERWISE),),
     "trainer.save_every": ((1000, SMALL), (2000, OTHERWISE)),
     "eval.split": (("test", OTHERWISE),),
 }  # fmt: skip
@@ -142,6 +144,7 @@ FIELD: Recipe = BASE | {
     "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
     "trainer.learning_rate": ((FAST_RATE, OTHERWISE),),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
+    "trainer.depth": ((0.1, WITH_DEPTH), (0.0, OTHERWISE)),
 }  # fmt: skip
 
 
