@@ -46,7 +46,8 @@ def read_depth(depth: DepthFile, size: tuple[int, int]) -> tuple[np.ndarray, np.
     file = depth.file
     values, name = _array(file)
     if values.dtype == np.uint8:
-        raise SceneError(f"depth image {printable(file)} has 8 bits, which show depth but measure none; give 16 bits")
+        what = "has 8 bits, which measure nothing; give 16, or take the files away"
+        raise SceneError(f"depth image {printable(file)} {what}")
     unit = depth.unit or (1.0 if values.dtype.kind == "f" else MILLIMETERS)
     lengths = _resized(values, size, file).astype(np.float32) * np.float32(unit)
     counts = np.ones_like(lengths)
