@@ -190,7 +190,7 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         training = [image.name for image in assemble.split_names(capture, candidates)[0].get("train", [])]
         refused = []
         try:
-            judged = judge(capture, headers, training, alpha_masks)
+            judged = judge(capture, headers, training, data)
         except SceneError as error:  # the rest is looked at all the same
             refused, judged = [str(error)], Judged(headers, MaskKind(), {}, alpha_masks, ())
         files = list(pool.map(on_disk, candidates, [problem for _, problem, _ in looks]))

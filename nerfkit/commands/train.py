@@ -80,7 +80,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         check_scorable(scene.split(config.eval.split))
     folder = processes.rank0_first(lambda: open_folder(options, config, scene, processes))
     views = scene.split("train")
-    images = views.load(progress_bar=processes.is_first)
+    images = views.load(processes.is_first, with_depth=config.trainer.depth > 0)
     for line in image_diagnostics(images, views.white_ignores, config.data.background) if processes.is_first else ():
         warnings.warn(line, stacklevel=2)
     seed_everything(config.seed)  # what a model of one's own may draw

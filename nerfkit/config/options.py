@@ -64,6 +64,7 @@ class DataConfig:
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
     masks: Literal["ignore", "alpha"] = "ignore"  # ignore: masked pixels do not count; alpha: they are transparent
+    depth_unit: number(0, 1e9) = 0.0  # length of 1 in depth images; 0: the file's, or 0.001 of whole numbers, else 1
     background: auto("data.background", Literal["white", "black", "random"]) = None  # behind transparent pixels
     # lowest and highest corner, in the coordinates of the files
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
@@ -112,6 +113,7 @@ class TrainerConfig:
     learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # after the warm-up
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # at the last step
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
+    depth: auto("trainer.depth", float, 0, 100) = None  # weight of the loss on depth images, or else on sparse points
     loss: str = ""  # package.module:function that replaces the squared error; see docs/python.md
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end

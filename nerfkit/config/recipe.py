@@ -92,6 +92,7 @@ IN_MINUTES = Condition(
     lambda facts: facts.on_gpu and facts.config.trainer.max_seconds is None and not facts.config.trainer.deterministic,
 )  # fmt: skip
 UNCOUNTED = Condition("if steps are unlimited", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
+WITH_DEPTH = Condition("with depth images", "scene", lambda facts: facts.scene is not None and facts.scene.has_depth)
 FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training
 NO_LIMIT = Found("no limit", lambda facts: UNLIMITED)
@@ -133,6 +134,7 @@ BASE: Recipe = {
     "trainer.learning_rate": ((0.01, OTHERWISE),),
     "trainer.final_learning_rate": ((0.001, SMALL), (0.0003, OTHERWISE)),
     "trainer.distortion": ((0.0, OTHERWISE),),
+    "trainer.depth": ((0.0, OTHERWISE),),
     "trainer.save_every": ((1000, SMALL), (2000, OTHERWISE)),
     "eval.split": (("test", OTHERWISE),),
 }  # fmt: skip
@@ -150,6 +152,7 @@ FIELD: Recipe = BASE | {
     "trainer.steps": ((NO_LIMIT, TIMED), (8000, SMALL), (NO_LIMIT, IN_MINUTES), (20000, OTHERWISE)),
     "trainer.learning_rate": ((FAST_RATE, OTHERWISE),),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
+    "trainer.depth": ((0.1, WITH_DEPTH), (0.0, OTHERWISE)),
 }  # fmt: skip
 
 

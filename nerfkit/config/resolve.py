@@ -91,14 +91,14 @@ def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
     if scene is None:
         return
     if scene.source is not None:
-        for name, default in (("downscale", 1.0), ("masks", "ignore")):
+        for name, default in (("downscale", 1.0), ("masks", "ignore"), ("depth_unit", 0.0)):
             stated, read = getattr(asked.data, name), getattr(scene.source, name)
             if stated not in (default, read):
                 raise ConfigError(
                     f"data.{name} is {stated}, but the scene was read with {read}; read it with the same options: "
                     "nerfkit.data.load.scene_of(config)"
                 )
-        for name in ("path", "sfm_dir", "format", "downscale", "masks"):
+        for name in ("path", "sfm_dir", "format", "downscale", "masks", "depth_unit"):
             setattr(new.data, name, getattr(scene.source, name))
         _check_unit_of_box(new.data.box, scene)
     if new.data.format == "auto":

@@ -129,7 +129,7 @@ def assemble(
     """The scene of a capture, in the `transform` of a run that goes on, or one that is found; `unbounded` as
     `choose_transform`.
 
-    Of `data` downscale, box and masks count.
+    Of `data` downscale, box, masks and depth_unit count.
     """
     images, notes = _present_images(capture)
     headers = {image.name: turned_for(image.lens, image.header or image_header(image.found)) for image in images}
@@ -138,7 +138,7 @@ def assemble(
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
     training, alpha_masks = [image.name for image in splits["train"]], data.masks == "alpha"
-    judged = judge(capture, headers, training, alpha_masks)
+    judged = judge(capture, headers, training, data)
     headers = judged.headers
     if alpha_masks:
         if lines := cut_out_diagnostics(images, headers):
@@ -151,13 +151,16 @@ def assemble(
         poses = transform.to_model(np.stack([image.camera_to_world for image in images]))  # [V, 3, 4]
         return Cameras.from_lenses(torch.tensor(poses, dtype=torch.float32), lenses, maps)
 
+    numbers = {image.name: number for number, image in enumerate(capture.images)}
     views, maps = {}, {}  # one map of a lens for all splits
     for split, chosen in splits.items():
         cameras = cameras_of(chosen, [lenses[image.name] for image in chosen])
-        masks = [image.mask for image in chosen]
+        masks, depths = [image.mask for image in chosen], [image.depth_in(data.depth_unit) for image in chosen]
         views[split] = Views(
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
             masks if any(masks) else [], capture.white_ignores, alpha_masks, judged.masks,
+            depths if any(depths) else [], transform.scale,
+            [numbers[image.name] for image in chosen],
         )  # fmt: skip
     counts = {split: len(chosen) for split, chosen in splits.items()}
     return Scene(

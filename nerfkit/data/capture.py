@@ -41,6 +41,14 @@ def texts(notes: Iterable[Note], kind: str) -> list[str]:
     return [note.text for note in notes if note.kind == kind]
 
 
+class DepthFile(NamedTuple):
+    """How far is what the pixels of an image show."""
+
+    file: Path  # PNG, EXR, NPY or NPZ
+    confidence: Path | None = None  # how much each pixel counts
+    unit: float | None = None  # length of 1 in the file, in the units of the poses, where something says it
+
+
 @dataclass(frozen=True)
 class PosedImage:
     """One image with its pose and lens, as the files state them."""
@@ -52,7 +60,12 @@ class PosedImage:
     mask: Path | None = None  # of pixels to ignore, one channel
     bounds: tuple[float, float] | None = None  # nearest and farthest z of what it sees, in the files' units
     header: ImageHeader | None = None  # of `file`, where the reader had to read it
+    depth: DepthFile | None = None  # how far is what it shows
     found: Path | None = None  # the file that is there, see `resolve_files`; none where it is missing
+
+    def depth_in(self, unit: float) -> DepthFile | None:
+        """Its depth, in a unit that is stated instead of the file's; 0: none is."""
+        return self.depth and self.depth._replace(unit=unit or self.depth.unit)
 
 
 @dataclass(frozen=True)

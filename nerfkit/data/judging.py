@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from nerfkit.config import DataConfig
 from nerfkit.data.capture import Capture, Note, PosedImage, as_warnings, notes_of
+from nerfkit.data.depth import depth_notes
 from nerfkit.data.images.pixels import OPAQUE, ImageHeader, MaskKind, read_mask, stored_levels, thinned_image
 from nerfkit.data.scene import threads_to_decode
 from nerfkit.data.scene_transform.rig import evenly
@@ -40,9 +42,11 @@ class Judged:
     notes: tuple[Note, ...]
 
 
-def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str], alpha_masks: bool) -> Judged:
+def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str], data: DataConfig) -> Judged:
     """Judge the images of a capture that have `headers`. Silhouettes are of `training` images alone; a mask that cuts
-    an object out counts as alpha. Raises SceneError if no image shows anything."""
+    an object out counts as alpha. Of `data` masks and depth_unit count. Raises SceneError if no image shows
+    anything."""
+    alpha_masks = data.masks == "alpha"
 
     def look(image: PosedImage) -> tuple[np.ndarray, tuple[int, ...]]:
         """Silhouette; least and largest alpha, half-transparent pixels, and those too bright to be multiplied by it."""
@@ -102,6 +106,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
             text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"
             notes += as_warnings([text])
     silhouettes = {image.name: one for image, (one, _) in found if image.name in names} if is_object else {}
+    notes += depth_notes(capture, training, data.depth_unit)
     return Judged(headers, kind, silhouettes, is_object, notes_of(*notes))
 
 

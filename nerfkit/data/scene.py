@@ -9,13 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.config import DataConfig
-from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.capture import Note, Points
-from nerfkit.data.images.batch import ImagePool
+from nerfkit.data.cameras.cameras import Cameras, Rays
+from nerfkit.data.capture import DepthFile, Note, Points
+from nerfkit.data.depth import read_depth, seen_in_front
+from nerfkit.data.images.batch import ImagePool, Sightings
 from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, MaskKind, read_image, read_mask
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import free_memory
@@ -37,11 +40,15 @@ class Views:
     white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
     alpha_masks: bool = False  # masked pixels are transparent, not ignored
     mask_kind: MaskKind = MaskKind()
+    depths: list[DepthFile | None] = field(default_factory=list)  # how far is what they show; none where empty
+    scale: float = 1.0  # model units of one unit of the poses' files
+    numbers: list[int] = field(default_factory=list)  # in the capture, by which its points name who sees them
 
     def __getitem__(self, chosen: list[int]) -> Views:
         """Some of the views, by their numbers."""
-        files, headers, masks = ([x[view] for view in chosen if x] for x in (self.files, self.headers, self.masks))
-        return replace(self, cameras=self.cameras[chosen], files=files, headers=headers, masks=masks)
+        lists = {name: getattr(self, name) for name in ("files", "headers", "masks", "depths", "numbers")}
+        some = {name: [x[view] for view in chosen if x] for name, x in lists.items()}
+        return replace(self, cameras=self.cameras[chosen], **some)
 
     @property
     def channels(self) -> int:
@@ -60,29 +67,31 @@ class Views:
         """Pixels of all images, as large as they are trained."""
         return sum(width * height for width, height in self.cameras.sizes())
 
-    def bytes(self) -> int:
+    def bytes(self, with_depth: bool = False) -> int:
         """Memory that the images take."""
-        return self.n_pixels() * (self.channels + self._ignores)
+        return self.n_pixels() * (self.channels + self._ignores + 4 * (with_depth and any(self.depths)))
 
     @property
     def _ignores(self) -> bool:  # whether some pixels may not count
         return any(self.masks) and not self.alpha_masks
 
-    def load(self, progress_bar: bool = False) -> ImagePool:
-        """All images, resized to their cameras' sizes by area, and which of their pixels do not count.
+    def load(self, progress_bar: bool = False, with_depth: bool = False) -> ImagePool:
+        """All images, resized to their cameras' sizes by area, which of their pixels do not count, and how far they see
+        if that is wanted and there are files of it.
 
         Raises SceneError if the masks leave nothing of any of them.
         """
         sizes = self.cameras.sizes()
         decoding = self._bytes_to_decode(sizes)
-        n_threads = threads_to_decode(decoding, min(MAX_THREADS, len(self.files)), self.bytes())
+        n_threads = threads_to_decode(decoding, min(MAX_THREADS, len(self.files)), self.bytes(with_depth))
         if not n_threads:
             raise SceneError(
-                f"the images need {self.bytes() / 2**30:.1f} GB, and {decoding / 2**30:.1f} GB more to decode one, but "
-                f"{free_memory() / 2**30:.1f} GB are free; raise data.downscale, or shrink the files"
+                f"the images need {self.bytes(with_depth) / 2**30:.1f} GB, and {decoding / 2**30:.1f} GB more to "
+                f"decode one, but {free_memory() / 2**30:.1f} GB are free; raise data.downscale, or shrink the files"
             )
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
+        depth = torch.zeros(len(pixels), 2, dtype=torch.float16) if with_depth and any(self.depths) else None
         counts = torch.tensor([width * height for width, height in sizes])
         ends = counts.cumsum(0)
         first = ends - counts
@@ -97,6 +106,8 @@ class Views:
                     pixels[rows, 3] *= ~masked
                 else:
                     ignored[rows] = masked
+            if depth is not None and self.depths[view] is not None:
+                depth[rows] = self._depth(view, (width, height))
 
         with ThreadPoolExecutor(n_threads) as pool:
             done = pool.map(fill, range(len(self.files)))
@@ -107,7 +118,16 @@ class Views:
                 f"masks leave nothing of the {len(self.files)} images: all pixels are {color}, which is ignored "
                 f"(the first: {printable(self.masks[0])}); correct the masks, or take them away to use all pixels"
             )
-        return ImagePool(pixels, first, tuple(sizes), ignored)
+        return ImagePool(pixels, first, tuple(sizes), ignored, depth)
+
+    def _depth(self, view: int, size: tuple[int, int]) -> Tensor:
+        """Distance along the ray of each pixel of an image [model units] and how much it counts, [H * W, 2]."""
+        lengths, counts, along_ray, _ = read_depth(self.depths[view], size)
+        distance, counts = self.scale * torch.from_numpy(lengths).flatten(), torch.from_numpy(counts).flatten()
+        if not along_ray:
+            distance /= self.cameras.z_per_distance(view, self.cameras.image_rays(view).directions)
+        depth = torch.stack([distance, counts], dim=-1).half()  # exact to 0.05 %
+        return torch.where((depth.isfinite() & (depth > 0)).all(-1, keepdim=True), depth, 0)
 
     def _bytes_to_decode(self, sizes: list[tuple[int, int]]) -> int:
         """Memory that decoding takes of the image that takes most."""
@@ -158,6 +178,30 @@ class Scene:
         if name not in self.views:
             raise SceneError(f"scene {self.name} has no split {name!r}; it has {', '.join(self.views)}")
         return self.views[name]
+
+    @property
+    def has_depth(self) -> bool:
+        """Whether training views have depth images."""
+        return "train" in self.views and any(self.views["train"].depths)
+
+    def sightings(self, device: torch.device) -> Sightings | None:
+        """The sparse points as the training views see them; None without any."""
+        points, views = self.points, self.views["train"]
+        if points is None or not len(points.positions):
+            return None
+        positions = points.positions if self.transform is None else self.transform.to_model(points.positions)
+        positions = torch.tensor(positions, dtype=torch.float32)
+        if len(points.views):
+            view_of = np.full(max(points.views.max(), *views.numbers) + 1, -1)
+            view_of[views.numbers] = np.arange(len(views.numbers))
+            view, point = view_of[points.views], np.repeat(np.arange(len(positions)), points.track_lengths)
+            view, point = torch.from_numpy(view[view >= 0]), torch.from_numpy(point[view >= 0])
+        else:
+            view, point = seen_in_front(views.cameras, positions)
+        origins = views.cameras.positions[view]
+        distance = torch.linalg.vector_norm(positions[point] - origins, dim=-1).clamp(min=1e-9)
+        rays = origins, (positions[point] - origins) / distance[:, None], view
+        return Sightings(Rays(*(x.to(device) for x in rays)), distance.to(device)) if len(view) else None
 
     def pixels_across(self, box: Sequence[float]) -> float | None:
         """Pixels that the longest side of a box of the model's frame is wide at its middle, in half of the training

@@ -22,7 +22,7 @@ from nerfkit.data.load import scene_of
 from nerfkit.data.readers.transforms.cameras_json import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, drawing_from, pick_device
-from nerfkit.errors import TrainingError
+from nerfkit.errors import ConfigError, TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import MODELS
 from nerfkit.ops import Resolved
@@ -107,7 +107,7 @@ class Trainer:
             config.trainer.loss = name_of(loss_fn)
         if cameras is None:
             views = scene.split("train")
-            cameras, images = views.cameras, views.load()
+            cameras, images = views.cameras, views.load(with_depth=config.trainer.depth > 0)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.model = built(config, kind if model is None else model, self.generator)
         self.cameras = cameras.to(self.device)
@@ -124,6 +124,10 @@ class Trainer:
         self.seconds = 0.0  # training time, of earlier parts of the run too
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
+        if config.trainer.depth and self.views.source.pool.depth is None:
+            self.views.sightings = None if scene is None else scene.sightings(self.device)
+            if self.views.sightings is None:
+                raise ConfigError("trainer.depth is set, but the scene has neither depth images nor sparse points")
         self.held_back = HeldBack(config, self.views)
         with self._own():
             self.model.set_training_cameras(self.cameras, not isinstance(self.views.source, StreamingPixels))

@@ -21,6 +21,7 @@ from nerfkit.errors import SceneError
 SHARE_OF_IMAGES = 0.5  # of the device's free memory; the rest is the model's and a step's
 REFRESH_EVERY = 16  # steps, at most, after which a window takes another image in
 MIN_WINDOW = 8  # images
+SIGHTED = 16  # of so many rays one is of a sparse point, where these are learned from
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,20 @@ class ImagePool:
     first: Tensor  # [V] int64, number of each image's first pixel
     sizes: tuple[tuple[int, int], ...]  # width and height of each image
     ignored: Tensor | None = None  # [P] bool, pixels that do not count
+    depth: Tensor | None = None  # [P, 2] float16, distance along the ray [model units], and how much it counts; or 0, 0
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def to(self, device: torch.device | str) -> ImagePool:
         """The same images on `device`."""
-        ignored = None if self.ignored is None else self.ignored.to(device)
-        return ImagePool(self.pixels.to(device), self.first.to(device), self.sizes, ignored)
+        pixels, ignored, depth = (None if part is None else part.to(device) for part in self.parts)
+        return ImagePool(pixels, self.first.to(device), self.sizes, ignored, depth)
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What there is of each pixel."""
+        return self.pixels, self.ignored, self.depth
 
     def image(self, view: int) -> Tensor:
         """One image, [H, W, 3 or 4] uint8."""
@@ -57,7 +64,7 @@ class ImagePool:
 
     def bytes(self) -> int:
         """Memory of the pixels."""
-        return self.pixels.numel() + (0 if self.ignored is None else self.ignored.numel())
+        return sum(part.nbytes for part in self.parts if part is not None)
 
     def rows(self, view: int) -> slice:
         """Numbers of the pixels of one image."""
@@ -78,6 +85,7 @@ class Batch(NamedTuple):
     background: Tensor  # [R, 3] color behind the scene, in [0, 1]
     jitter: Tensor  # [R] in [0, 1], shift of the ray's samples in steps
     progress: Tensor | None = None  # [] share of the training's schedule that is done, 0 to 1; None: not in a training
+    depth: Tensor | None = None  # [R, 2] measured distance along the ray [scene units] and its weight, 0 of none
 
     @property
     def view(self) -> Tensor:
@@ -101,6 +109,27 @@ class Background:
         device = self.is_random.device
         colors = torch.rand(n_rays, 3, device=device, generator=generator_on(device))
         return colors if self.kind == "random" else torch.where(self.is_random, colors, self.color)
+
+
+class Sightings(NamedTuple):
+    """S sparse points as training views see them: rays without pixels whose distances are known."""
+
+    rays: Rays
+    distance: Tensor  # [S]
+
+    def put_into(self, batch: Batch, of_views: Tensor | None) -> Batch:
+        """The batch with random sightings in the place of every `SIGHTED`th ray; `of_views` [V] are weights."""
+        some, (device, n_rays) = slice(SIGHTED - 1, None, SIGHTED), (batch.weight.device, len(batch.weight))
+        rays, weight = Rays(*(x.clone() for x in batch.rays)), batch.weight.clone()
+        depth = torch.zeros(n_rays, 2, device=device)
+        drawing = {"device": device, "generator": generator_on(device)}
+        chosen = torch.randint(len(self.distance), (n_rays // SIGHTED,), **drawing)
+        for values, of_points in zip(rays, self.rays, strict=True):
+            values[some] = of_points[chosen]
+        weight[some] = 0.0
+        depth[some, 0] = self.distance[chosen]
+        depth[some, 1] = 1.0 if of_views is None else of_views[rays.view[some]]
+        return batch._replace(rays=rays, weight=weight, depth=depth)
 
 
 class TrainingViews:
@@ -141,6 +170,7 @@ class TrainingViews:
         self.background = Background(background, images.pixels.shape[-1] == 4, device)
         self.progress = torch.zeros((), device=device)  # a tensor, for a CUDA graph reads it
         self.weight: Tensor | None = None  # [V] of each view's pixels in the loss; None: 1
+        self.sightings: Sightings | None = None  # of sparse points, whose distances are known
 
     def draw(self, n_rays: int) -> Batch:
         """A batch of random pixels of random views; all pixels are equally likely."""
@@ -153,7 +183,11 @@ class TrainingViews:
             weight = weight * known
         if drawn.ignored is not None:
             weight = weight * ~drawn.ignored
-        return Batch(rays, drawn.color, weight, background, jitter, self.progress)
+        depth = drawn.depth
+        if depth is not None:
+            depth = torch.stack([depth[:, 0].float(), depth[:, 1] * weight], dim=-1)
+        batch = Batch(rays, drawn.color, weight, background, jitter, self.progress, depth)
+        return batch if self.sightings is None else self.sightings.put_into(batch, self.weight)
 
 
 class DrawnPixels(NamedTuple):
@@ -164,6 +198,7 @@ class DrawnPixels(NamedTuple):
     column: Tensor  # [R] int64
     color: Tensor  # [R, 3 or 4] uint8, straight alpha
     ignored: Tensor | None  # [R] bool, pixels that do not count; None if all count
+    depth: Tensor | None  # [R, 2], as the pool has it
 
 
 def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> ResidentPixels | StreamingPixels:
@@ -200,8 +235,7 @@ class ResidentPixels:
             within, width = pixel - self.pool.first[view], self.widths[view]
             row = within // width
             column = within - row * width
-        ignored = None if self.pool.ignored is None else self.pool.ignored[pixel]
-        return DrawnPixels(view, row, column, self.pool.pixels[pixel], ignored)
+        return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.pool.parts))
 
     def advance(self, step: int) -> None:
         """Nothing moves."""
@@ -216,9 +250,8 @@ class StreamingPixels:
 
     def __init__(self, pool: ImagePool, device: torch.device, n_bytes: int, n_steps: int = 10**9):
         self.pool, self.device = pool, device
-        channels = pool.pixels.shape[1]
         self.slot_size = max(width * height for width, height in pool.sizes)  # pixels
-        n_slots = min(len(pool), n_bytes // (self.slot_size * (channels + (pool.ignored is not None))))
+        n_slots = min(len(pool), n_bytes // (self.slot_size * (pool.bytes() // len(pool.pixels))))
         if n_slots < min(MIN_WINDOW, len(pool)):
             raise SceneError(
                 f"not even {MIN_WINDOW} images fit into {n_bytes / 2**30:.1f} GB, half of the free memory of {device}; "
@@ -234,8 +267,10 @@ class StreamingPixels:
             * too_few
         )
         n_pixels = n_slots * self.slot_size
-        self.colors = torch.empty(n_pixels, channels, dtype=torch.uint8, device=device)
-        self.ignored = None if pool.ignored is None else torch.empty(n_pixels, dtype=torch.bool, device=device)
+        self.parts = [
+            None if part is None else torch.empty(n_pixels, *part.shape[1:], dtype=part.dtype, device=device)
+            for part in pool.parts
+        ]
         self.widths = torch.tensor([width for width, _ in pool.sizes], device=device)  # [V]
         self.counts = torch.tensor([width * height for width, height in pool.sizes])  # [V] pixels
         self.slot_view = torch.zeros(n_slots, dtype=torch.int64, device=device)  # [K]
@@ -256,8 +291,8 @@ class StreamingPixels:
         within, view = number - first, self.slot_view[slot]
         width = self.widths[view]
         row, pixel = within // width, slot * self.slot_size + within
-        ignored = None if self.ignored is None else self.ignored[pixel]
-        return DrawnPixels(view, row, within - row * width, self.colors[pixel], ignored)
+        parts = (None if part is None else part[pixel] for part in self.parts)
+        return DrawnPixels(view, row, within - row * width, *parts)
 
     def advance(self, step: int) -> None:
         """Bring in the images of step `step`: one, mostly, or all after a jump."""
@@ -282,20 +317,20 @@ class StreamingPixels:
             self.order = epoch, torch.randperm(len(self.pool), generator=torch.Generator().manual_seed(epoch)).tolist()
         return self.order[1][index]
 
-    def _stage(self, view: int) -> tuple[Tensor, Tensor | None]:
-        """Pixels of an image, and which of them are ignored, in pinned memory."""
+    def _stage(self, view: int) -> list[Tensor | None]:
+        """What there is of the pixels of an image, in pinned memory."""
         rows = self.pool.rows(view)
-        parts = [self.pool.pixels[rows], None if self.pool.ignored is None else self.pool.ignored[rows]]
+        parts = [None if part is None else part[rows] for part in self.pool.parts]
         pinned = self.device.type == "cuda"
-        return tuple(part.pin_memory() if pinned and part is not None else part for part in parts)
+        return [part.pin_memory() if pinned and part is not None else part for part in parts]
 
     def _fill(self, slot: int, view: int) -> None:
         if self.staged is not None and self.staged[0] == view:
-            colors, ignored = self.staged[1].result()
+            staged = self.staged[1].result()
         else:
-            colors, ignored = self._stage(view)
+            staged = self._stage(view)
         start = slot * self.slot_size
-        self.colors[start : start + len(colors)].copy_(colors, non_blocking=True)
-        if ignored is not None:
-            self.ignored[start : start + len(ignored)].copy_(ignored, non_blocking=True)
+        for part, of_image in zip(self.parts, staged, strict=True):
+            if part is not None:
+                part[start : start + len(of_image)].copy_(of_image, non_blocking=True)
         self.views[slot] = view

@@ -17,7 +17,7 @@ from nerfkit.data.capture import Capture, notes_of
 from nerfkit.data.readers import colmap
 from nerfkit.data.readers import small_formats as small
 from nerfkit.data.readers import transforms as transforms_json
-from nerfkit.data.readers.folders import first_there
+from nerfkit.data.readers.folders import first_there, with_depth
 from nerfkit.errors import SceneError, UserError
 
 
@@ -70,7 +70,8 @@ def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture
         capture = _with_points(folder, capture)
     if others := [name for name in formats if name != capture.format]:
         notes.append(f"read as {capture.format}; --data.format {' or '.join(others)} would be possible as well")
-    return replace(capture, notes=notes_of(*notes, *capture.notes))
+    capture = replace(capture, notes=notes_of(*notes, *capture.notes))
+    return capture if capture.format == "nerf_synthetic" else with_depth(folder, capture)  # whose images show depth
 
 
 def _with_points(folder: Path, capture: Capture) -> Capture:

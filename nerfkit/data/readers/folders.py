@@ -8,8 +8,10 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from nerfkit.data.capture import Capture, DepthFile, notes_of
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import first_of, native_name, printable
 
@@ -18,6 +20,10 @@ IMAGE_EXTENSIONS = frozenset(
 )
 IMAGE_FOLDERS = ("images", "images_2", "images_4", "images_8")  # the original, and its usual reductions
 MASKS = "masks"
+DEPTHS = ("depth", "depths", "keyframes/depth")
+CONFIDENCES = ("confidence", "conf")  # beside those
+WITHIN = re.compile(r"(.*/)?(corrected_)?(images?(_\d+)?|rgb|color)/")  # the folder of an image, in its name
+MEASURED = (".png", ".exr", ".npy", ".npz")  # endings of files that hold lengths
 
 
 def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> list[str]:
@@ -112,13 +118,16 @@ def beside(file: Path) -> str:
     return ""
 
 
-def find_masks(folder: Path, names: Iterable[str]) -> tuple[dict[str, Path], list[str]]:
-    """Masks in `folder`/masks of the images `names`, and notes of masks that are missing or nobody's.
+def find_masks(
+    folder: Path, names: Iterable[str], place: str = MASKS, endings: Iterable[str] = IMAGE_EXTENSIONS
+) -> tuple[dict[str, Path], list[str]]:
+    """Masks in `folder`/masks of the images `names`, and notes of masks that are missing or nobody's; or of another
+    `place` and other `endings`.
 
     The mask of a/b.jpg is a/b.jpg, a/b.jpg.png, or a/b with any extension of an image: the first that is there.
     """
-    masks, names = folder / MASKS, set(names)
-    files = list_images(masks)
+    masks, names = folder / place, set(names)
+    files = list_images(masks, endings)
     if not files:
         return {}, [f"{printable(masks)} holds no images"] if is_folder(masks) else []
     by_name = {posixpath.splitext(file)[0]: file for file in reversed(files)} | {file: file for file in files}
@@ -130,7 +139,25 @@ def find_masks(folder: Path, names: Iterable[str]) -> tuple[dict[str, Path], lis
             found[name] = file
     notes = []
     if without := names - found.keys():
-        notes.append(f"{len(without)} of {len(names)} images have no mask in {MASKS} ({first_of(without)})")
+        notes.append(f"{len(without)} of {len(names)} images have no file in {place} ({first_of(without)})")
     if unused := set(files) - set(found.values()):
-        notes.append(f"{len(unused)} of {len(files)} files in {MASKS} belong to no image ({first_of(unused)})")
+        notes.append(f"{len(unused)} of {len(files)} files in {place} belong to no image ({first_of(unused)})")
     return {name: masks / file for name, file in found.items()}, notes
+
+
+def with_depth(folder: Path, capture: Capture) -> Capture:
+    """The capture with the files of a folder `depth` that are named as its images, where no key names any; and with the
+    confidence beside files of depth."""
+    files, notes = {image.name: image.depth for image in capture.images if image.depth is not None}, []
+    if not files and (place := first_there(folder, DEPTHS)):
+        inner = {image.name: WITHIN.sub("", image.name) for image in capture.images}
+        found, notes = find_masks(place.parent, inner.values(), place.name, MEASURED)
+        files = {name: DepthFile(found[key]) for name, key in inner.items() if key in found}
+    found = {name: depth._replace(confidence=_confidence(depth.file)) for name, depth in files.items()}
+    images = [replace(image, depth=found.get(image.name)) for image in capture.images]
+    return replace(capture, images=images, notes=notes_of(*capture.notes, *notes))
+
+
+def _confidence(file: Path) -> Path | None:
+    names = [f"{place}/{file.stem}{ending}" for place in CONFIDENCES for ending in MEASURED]
+    return first_there(file.parent.parent, names)

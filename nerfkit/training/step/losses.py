@@ -21,6 +21,7 @@ from nerfkit.safe_io import printable
 
 LossFn = Callable[[Rendering, Batch], dict[str, Tensor]]
 
+SMALLEST = 1e-6  # distance and sum of weights, for a division
 DISTORTION_RAMP = 0.2  # share of the schedule over which the weight of the distortion loss rises
 
 
@@ -31,6 +32,22 @@ def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
     """
     error = (rendering.color - blend(batch.pixels, batch.background)).square().mean(-1)  # [R]
     return {"mse": weighted_mean(error, batch.weight)}
+
+
+def depth_error(rendering: Rendering, depth: Tensor) -> Tensor:
+    r"""How little of the rays' weights lies at measured distances, [].
+
+    .. math:: 1 - \sum_i w_i \, (1 - \min(|t_i - d| / d, 1))
+
+    of a ray with samples at t and weights w, at the distance d: it falls as the expected depth comes near, as what is
+    before the surface and behind it vanishes, and as the ray becomes opaque. A wrong distance does bounded harm.
+    `depth` [R, 2] are distances and how much each ray counts, 0 where nothing was measured.
+    """
+    samples, (distance, counts) = rendering.samples, depth.unbind(-1)
+    measured, of_ray = (x.index_select(0, samples.ray_index) for x in (distance, counts))  # [N] each
+    off = ((samples.t_starts + samples.t_ends) / 2 - measured).abs() / measured.clamp(min=SMALLEST)
+    at_it = (rendering.weights * (1 - off.clamp(max=1)) * of_ray).sum()
+    return (counts.sum() - at_it) / counts.sum().clamp(min=SMALLEST)
 
 
 class LossError(UserError, TypeError):
@@ -44,6 +61,7 @@ class TrainingLoss:
         self.data_term = data_term or squared_error
         self.distortion, self.spacing = config.trainer.distortion, spacing(config)
         self.ops = ("distortion",) if self.distortion else ()
+        self.depth = config.trainer.depth
 
     def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         terms = self.data_term(rendering, batch)
@@ -53,19 +71,22 @@ class TrainingLoss:
                 f"a loss_fn, or trainer.loss, must return a dict of scalar tensors by name, such as {{'l1': "
                 f"nerfkit.weighted_mean(error, batch.weight)}}; got {printable(repr(terms))}"
             )
-        if not self.distortion:
-            return terms
-        if "distortion" in terms:
-            raise LossError("a loss must not name a term 'distortion': trainer.distortion does")
         samples, weights = rendering.samples, rendering.weights
-        if samples is None or weights is None:
-            raise UserError("trainer.distortion needs a model whose renderings have samples and weights; set it to 0")
-        of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
-        of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
-        # At full weight from the start, all samples of a ray may draw together right in front of its camera, before
-        # anything is known of where the scene is, and stay there.
-        ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
-        return terms | {"distortion": self.distortion * ramp * weighted_mean(of_rays, batch.weight)}
+        for name in [name for name in ("distortion", "depth") if getattr(self, name)]:
+            if name in terms:
+                raise LossError(f"a loss must not name a term '{name}': trainer.{name} does")
+            if samples is None or weights is None:
+                raise UserError(f"trainer.{name} needs a model whose renderings have samples and weights; set it to 0")
+        if self.distortion:
+            of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
+            of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
+            # At full weight from the start, all samples of a ray may draw together right in front of its camera, before
+            # anything is known of where the scene is, and stay there.
+            ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
+            terms = terms | {"distortion": self.distortion * ramp * weighted_mean(of_rays, batch.weight)}
+        if self.depth and batch.depth is not None:
+            terms = terms | {"depth": self.depth * depth_error(rendering, batch.depth)}
+        return terms
 
     def pixel_error(self, terms: dict[str, Tensor], rendering: Rendering, batch: Batch) -> Tensor:
         """The squared error of the pixels [], whatever the data term: of it is the PSNR that is logged."""

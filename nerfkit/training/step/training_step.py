@@ -168,6 +168,9 @@ class TrainingStep:
         rendering = self.adjustments.rendering(rendering, batch)
         weight = batch.weight * ray_complete  # [R]
         batch = batch._replace(rays=rays, weight=weight)
+        if batch.depth is not None:
+            distance, of_depth = batch.depth.unbind(-1)
+            batch = batch._replace(depth=torch.stack([distance, of_depth * ray_complete], dim=-1))
         terms = self.loss(rendering, batch)
         if self.term_names and tuple(terms) != self.term_names:
             raise LossError(f"a loss_fn must keep its terms from step to step: {self.term_names}, then {tuple(terms)}")

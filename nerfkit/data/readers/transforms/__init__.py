@@ -22,7 +22,7 @@ from typing import Any
 
 from nerfkit import safe_io
 from nerfkit.data import ply
-from nerfkit.data.capture import Capture, Note, Points, PosedImage, as_warnings, notes_of
+from nerfkit.data.capture import Capture, DepthFile, Note, Points, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms.cameras_json import (
@@ -37,6 +37,7 @@ from nerfkit.data.readers.transforms.cameras_json import (
     is_set,
     lens_of,
     merge_frame_keys,
+    number,
     pose_of,
     scale_diagnostics,
     size_of,
@@ -53,6 +54,7 @@ DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 PARSED = 32  # bytes in memory for each byte of a JSON file, about
 Z_UP = (0.0, 0.0, 1.0)
+DEPTH = {"depth_file_path": "depth_unit_scale_factor", "depth_path": "integer_depth_scale"}  # and keys of units
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def read(folder: Path) -> Capture:
     _check_distinct(frames)
     frames = _with_nearest(frames, folder, notes)
     masks, white_ignores, mask_notes = _find_masks(frames, folder)
-    images = _images(frames, masks, dialect == "nerfstudio", notes)
+    images = _with_depth(_images(frames, masks, dialect == "nerfstudio", notes), frames, folder, notes)
     points, up = _points(content, file, notes), _up(content, file)
     notes += axes_diagnostics(printable(folder), images, points, up or (None if dialect == "transforms" else Z_UP))
     return Capture(
@@ -267,6 +269,25 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
         )
     missing = [f"; missing, first: {printable(file)}" for file in named if file not in near][:1]
     return [near.get(file) for file in named], "of mask_path, black is ignored" + "".join(missing)
+
+
+def _with_depth(
+    images: list[PosedImage], frames: list[_Frame], folder: Path, notes: list[str | Note]
+) -> list[PosedImage]:
+    """The images with their files of depth that are there, by nerfstudio's keys or instant-ngp's."""
+    found, missing = [], []
+    for image, frame in zip(images, frames, strict=True):
+        values = frame.content | frame.own
+        if key := next((key for key in DEPTH if is_set(frame.own.get(key))), None):
+            file = _path_of(folder, frame.own[key], key, frame.where)
+            near = nearest(file, folders.places_of(folder))
+            unit = next((number(values, unit, frame.where, above=0) for unit in DEPTH.values() if unit in values), None)
+            image = image if near is None else replace(image, depth=DepthFile(near, unit=unit))
+            missing += [printable(file)] * (near is None)
+        found.append(image)
+    if missing:
+        notes += as_warnings([f"{len(missing)} files of depth are missing, the first: {missing[0]}"])
+    return found
 
 
 def _within(path: Path, folder: Path) -> str:

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured depth: files of every kind as distances along the rays, units that are not those of the poses, and what
+training learns of it and of sparse points."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nerfkit.data.readers.transforms.reader import MAIN
+from PIL import Image
+
+import nerfkit
+from nerfkit.commands.inspect import examine
+from nerfkit.config import DataConfig
+from nerfkit.data.capture import Points
+from nerfkit.data.images.batch import SIGHTED, ImagePool, StreamingPixels
+from nerfkit.data.load import load_capture, load_scene
+from nerfkit.errors import SceneError
+from nerfkit.model.compositing import Rendering
+from nerfkit.training.step.losses import depth_error
+from tests.naming import assert_names, raises_mentioning
+from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, write_colmap, write_nerfstudio
+from tests.test_doors import tiny
+
+N, FLOOR = 16, -1.5  # views; height of a plane that all of them see, instead of the toy
+
+
+def above_floor(folder: Path, write: Callable = write_nerfstudio) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """A capture of a floor, and of each image name, distances along the ray and along the axis, [H, W]."""
+    capture = capture_in(folder, [WIDE] * N)
+    local = WIDE.direction_map().directions.unflatten(0, (WIDE.height, WIDE.width)).double().numpy()
+    found = []
+    for image in capture.images:
+        rotation, position = image.camera_to_world[:, :3], image.camera_to_world[:, 3]
+        ray = (FLOOR - position[2]) / (local @ rotation.T)[..., 2]
+        ray = np.where((ray > 0) & (ray < 40) & (local[..., 2] < -0.2), ray, 0)  # the axis measures nothing aside
+        found.append((Path(image.name).stem, ray, -ray * local[..., 2]))
+    write(folder, capture)
+    return found
+
+
+def write_exr(file: Path, values: np.ndarray) -> None:
+    exr = pytest.importorskip("OpenEXR")
+    header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage}
+    exr.File(header, {"Z": values.astype(np.float32)}).write(str(file))
+
+
+def write_png(file: Path, values: np.ndarray) -> None:
+    Image.fromarray(values.round().astype(np.uint16)).save(file)
+
+
+KINDS = {  # file, and how a distance along the ray and one along the axis become one
+    "png": lambda file, ray, z: write_png(file, 1000 * z),
+    "npy": lambda file, ray, z: np.save(file, z.astype(np.float32)[..., None]),
+    "npz": lambda file, ray, z: np.savez(file, depth_ray=np.where(ray > 0, ray, np.inf), rgb=np.zeros((1, 1, 3))),
+    "exr": lambda file, ray, z: write_exr(file, np.where(z > 0, z, np.nan)),
+}
+
+
+@pytest.mark.parametrize("ending", KINDS)
+def test_files_of_every_kind_become_distances_along_the_ray(tmp_path, ending):
+    """In model units; what is infinite, zero or no number is a hole, and so is where the lens knows no direction."""
+    floor = above_floor(tmp_path)
+    (tmp_path / "depth").mkdir()
+    for name, ray, z in floor:
+        KINDS[ending](tmp_path / "depth" / f"{name}.{ending}", ray, z)
+    scene = load_scene(str(tmp_path))
+    views = scene.split("train")
+    assert not scene.transform.warnings() and not [note for note in scene.notes if note.kind == "warning"]
+    assert views.load().depth is None, "only a training asks for it"
+    distance, counts = views.load(with_depth=True).depth.unbind(-1)
+    wanted = {name: ray for name, ray, _ in floor}
+    wanted = scene.transform.scale * np.concatenate([wanted[name].ravel() for name in views.names])
+    np.testing.assert_allclose(distance, wanted, rtol=5e-3)
+    assert torch.equal(counts > 0, distance > 0) and 0.1 < counts.mean() < 0.9
+
+
+@pytest.mark.parametrize("unit", [1.0, 1.05, 0.01])
+def test_depth_in_another_unit_than_the_poses_is_noticed(tmp_path, unit):
+    """By what views see of each other; the option that is named mends it."""
+    (tmp_path / "measured").mkdir(parents=True)
+    for name, _, z in above_floor(tmp_path):
+        np.save(tmp_path / "measured" / f"{name}.npy", (unit * z).astype(np.float32))
+    content = json.loads((tmp_path / MAIN).read_text())
+    for frame in content["frames"]:
+        frame["depth_file_path"] = f"measured/{Path(frame['file_path']).stem}.npy"
+    (tmp_path / MAIN).write_text(json.dumps(content))
+    inspection = examine(load_capture(str(tmp_path)), DataConfig())
+    warnings = [problem for problem in inspection.problems() if "depth" in problem]
+    assert bool(warnings) == (unit != 1), warnings
+    assert_names("".join(warnings) or inspection.page(), "training images have depth", "of their pixels")
+    named = float(re.search(r"--data.depth_unit ([0-9.]+)", warnings[0])[1]) if warnings else 1.0
+    assert named == pytest.approx(1 / unit, rel=0.03)
+    mended = examine(load_capture(str(tmp_path)), DataConfig(depth_unit=named))
+    assert not [problem for problem in mended.problems() if "depth" in problem]
+
+
+@pytest.mark.parametrize("format, images", {"polycam": "keyframes/images", "record3d": "rgb", "llff": "images"}.items())
+def test_depth_of_exports_lies_beside_their_images(tmp_path, format, images):
+    """With confidence, by which it counts; a file of nobody is left alone."""
+    WRITERS[format](tmp_path, capture_in(tmp_path, [replace(WIDE, model="PINHOLE", params=WIDE.params[:4])] * N))
+    depth, confidence = (tmp_path / images).with_name("depth"), (tmp_path / images).with_name("confidence")
+    for folder, level in ((depth, 2000), (confidence, 1)):
+        folder.mkdir()
+        for file in [*(tmp_path / images).iterdir(), Path("nobody.png")]:
+            write_png(folder / f"{file.stem}.png", np.full((11, 13), level))
+    views = load_scene(str(tmp_path)).split("train")
+    assert all(views.depths)
+    assert views.load(with_depth=True).depth[:, 1].unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("values, says", [
+    (np.ones(SIZE[::-1], np.uint8), ("8 bits", "16")), (np.ones((5, 40), np.uint16), ("40x5", "40x34")),
+])  # fmt: skip
+def test_files_that_measure_nothing_are_refused(tmp_path, values, says):
+    for name, *_ in above_floor(tmp_path):
+        (tmp_path / "depth").mkdir(exist_ok=True)
+        Image.fromarray(values).save(tmp_path / "depth" / f"{name}.png")
+    with raises_mentioning(SceneError, "depth image", *says):
+        load_scene(str(tmp_path))
+
+
+def rendered(weights: list[float], middles: list[float]) -> Rendering:
+    """Two rays of two samples each."""
+    t = torch.tensor(middles)
+    samples = nerfkit.model.sampling.Samples(
+        torch.zeros(4, 3), t - 0.1, t + 0.1, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 2, 4]), torch.ones(2).bool()
+    )
+    return Rendering(torch.zeros(2, 3), torch.ones(2), torch.zeros(2), torch.tensor(weights), samples)
+
+
+@pytest.mark.parametrize("weights, counts, wanted", [
+    ((0, 1, 1, 0), (1, 1), 0.0),  # all lies at the distance
+    ((0, 1, 0, 1), (1, 1), 0.25), ((0, 1, 0, 1), (1, 0), 0.0),  # half of its distance behind; of a ray that counts not
+    ((0.5, 0.5, 1, 0), (1, 1), 0.125), ((0, 0, 1, 0), (1, 1), 0.5), ((0, 0, 0, 0), (0, 0), 0.0),
+])  # fmt: skip
+def test_the_loss_is_how_far_weights_are_from_the_distance(weights, counts, wanted):
+    depth = torch.tensor([[2.0, counts[0]], [2.0, counts[1]]])
+    assert depth_error(rendered(weights, [1.0, 2.0, 2.0, 3.0]), depth).item() == pytest.approx(wanted)
+
+
+def trainer_of(folder: Path, depth: float | None, steps: int = 60) -> nerfkit.Trainer:
+    config = tiny(nerfkit.Config(device="cpu"))
+    config.trainer.depth, config.trainer.steps, config.trainer.max_seconds = depth, steps, 0.0
+    config.data.path = str(folder)
+    return nerfkit.Trainer(config)
+
+
+def test_depth_images_are_learned_from_unless_they_are_not_wanted(tmp_path):
+    floor = above_floor(tmp_path)
+    (tmp_path / "depth").mkdir()
+    for name, ray, z in floor:
+        KINDS["png"](tmp_path / "depth" / f"{name}.png", ray, z)
+    errors = {}
+    for depth in (None, 0.0):
+        trainer = trainer_of(tmp_path, depth)
+        trainer.train()
+        measured = trainer_of(tmp_path, None).views.draw(500)
+        with torch.no_grad():
+            errors[depth] = depth_error(trainer.model(measured.rays, measured.background), measured.depth)
+    assert errors[None] < 0.8 * errors[0.0]
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_sparse_points_are_rays_of_known_length(tmp_path, tracked):
+    """Of the training views that see them: of one that is hidden by another only where the file says so."""
+    capture = capture_in(tmp_path, [WIDE] * N)
+    positions = np.array([[0.0, 0, 0.3], [0.1, 0, 0.0]])
+    lengths, views = np.array([2, 1] if tracked else [0, 0]), np.array([1, 2, 3] if tracked else [], np.int64)
+    capture = replace(capture, points=Points(positions, np.zeros((2, 3), np.uint8), lengths, views))
+    write_colmap(tmp_path, capture) if tracked else write_nerfstudio(tmp_path, capture)
+    trainer = trainer_of(tmp_path, 0.1)
+    batch = trainer.views.draw(40 * SIGHTED)
+    some = batch.weight == 0
+    assert some.sum() == 40 and torch.equal(batch.depth[:, 1] > 0, some)
+    at = (batch.rays.origins + batch.rays.directions * batch.depth[:, :1])[some]
+    wanted = torch.tensor(trainer.scene.transform.to_model(positions), dtype=torch.float32)
+    assert torch.cdist(at, wanted).amin(1).max() < 1e-3
+    assert torch.equal(batch.rays.origins[some], trainer.cameras.positions[batch.view[some]])
+    names = {trainer.scene.split("train").names[view] for view in batch.view[some].tolist()}
+    assert names == {"r_01", "r_02", "r_03"} if tracked else len(names) > 9
+    assert trainer_of(tmp_path, None).views.sightings is None, "auto: only where there are depth images"
+
+
+def test_depth_that_is_asked_for_has_to_be_there(tmp_path):
+    write_colmap(tmp_path, capture_in(tmp_path, [WIDE] * N))
+    with raises_mentioning(nerfkit.UserError, "trainer.depth", "depth images", "sparse points"):
+        trainer_of(tmp_path, 0.1)
+
+
+def test_depth_streams_with_its_image():
+    sizes, n = ((4, 3),) * 9, 9 * 12
+    depth = torch.arange(n).half()[:, None].expand(n, 2)
+    pixels = torch.arange(n).to(torch.uint8)[:, None].expand(n, 3)
+    pool = ImagePool(pixels.contiguous(), 12 * torch.arange(9), sizes, None, depth.contiguous())
+    source = StreamingPixels(pool, torch.device("cpu"), 8 * 12 * 7)
+    for step in (0, 40):
+        source.advance(step)
+        drawn = source.draw(100)
+        assert torch.equal(drawn.depth[:, 0], drawn.color[:, 0].half())
