@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nerfkit.data.readers.transforms.reader import MAIN
+from nerfkit.data.readers.transforms import MAIN
 from PIL import Image
 
 import nerfkit
