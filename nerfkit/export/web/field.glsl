@@ -22,9 +22,9 @@ vec4 dense_level(vec3 p, int cells, int first) {
   ivec3 v = min(ivec3(s), cells - 1);
   vec3 u = s - vec3(v);
   int y = cells + 1, x = y * y, row = first + (v.x * y + v.y) * y + v.z;
+  int far = row + x;
   return mix(mix(mix(entry(row), entry(row + 1), u.z), mix(entry(row + y), entry(row + y + 1), u.z), u.y),
-             mix(mix(entry(row + x), entry(row + x + 1), u.z), mix(entry(row + x + y), entry(row + x + y + 1), u.z), u.y),
-             u.x);
+             mix(mix(entry(far), entry(far + 1), u.z), mix(entry(far + y), entry(far + y + 1), u.z), u.y), u.x);
 }
 
 vec4 hashed_level(vec3 p, int cells, int first) {

@@ -14,30 +14,32 @@ const vector = (values) => `vec4(${values.map(literal).join(",")})`;
 
 // [rows, columns] of a layer as a function (row, column) that is 0 outside.
 function entries({ values, shape: [rows, columns] }) {
-  return (row, column) => (row >= 0 && row < rows && column >= 0 && column < columns ? values[row * columns + column] : 0);
+  return (row, column) => (row < rows && column < columns ? values[row * columns + column] : 0);
 }
 
 // Statements that put a layer of some inputs into groups of an output: `inputs` are [name, width] side by side, of the
-// output are `rows` from number `first` on. `start` is what is added, by group; the layer's bias where it has one. `cut`
+// output are `rows` from number `first` on. `start` is what is added, by group; the layer's bias otherwise. `cut`
 // gives 0 for what is below. Indices are constants everywhere: in a loop, arrays would be in memory, and slow.
 function product(layer, inputs, output, { first = 0, rows = layer.shape[0], start = null, cut = false } = {}) {
   const at = entries(layer), bias = layer.shape[1] - 1, four = [0, 1, 2, 3], lines = [];
   const inside = (row, column) => (row < rows ? at(first + row, column) : 0);
+  for (const [name, width] of inputs) lines.push(...indices(width).map((c) => `  vec4 ${name}${c} = ${name}[${c}];`));
   for (const r of indices(rows)) {
     const terms = [start ? `${start}[${r}]` : vector(four.map((i) => inside(4 * r + i, bias)))];
     let before = 0;
     for (const [name, width] of inputs) {
       for (const c of indices(width)) {
-        const columns = four.map((j) => four.map((i) => (4 * c + j < width ? inside(4 * r + i, before + 4 * c + j) : 0)));
+        const entry = (i, j) => (4 * c + j < width ? inside(4 * r + i, before + 4 * c + j) : 0);
+        const columns = four.map((j) => four.map((i) => entry(i, j)));
         if (columns.flat().some((value) => value !== 0))
-          terms.push(`mat4(${columns.map(vector).join(",")}) * ${name}[${c}]`);
+          terms.push(`mat4(${columns.map(vector).join(",")}) * ${name}${c}`);
       }
       before += width;
     }
     const sum = terms.join("\n    + ");
     lines.push(`  ${output}[${r}] = ${cut ? `max(${sum}, 0.0)` : sum};`);
   }
-  return lines.join("\n");
+  return `  {\n${lines.join("\n")}\n  }`;
 }
 
 // Every level's features, those of fewer than four side by side in one group.
@@ -87,7 +89,8 @@ function colorOf(arrays, hidden, channels, units, encoded) {
   if (encoded) inputs.push(["encoded", channels]);
   if (units) inputs.push(["state", units]);
   const layers = Object.keys(arrays).filter((name) => name.startsWith("color_"));
-  const parameters = `vec4 direction[HIDDEN], vec4 hidden[HIDDEN], vec4 encoded[CHANNELS]${units ? ", vec4 state[STATE]" : ""}`;
+  const alongRay = units ? ", vec4 state[STATE]" : "";
+  const parameters = `vec4 direction[HIDDEN], vec4 hidden[HIDDEN], vec4 encoded[CHANNELS]${alongRay}`;
   const lines = ["  vec4 x[HIDDEN], y[HIDDEN];", product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
   layers.forEach((name, n) => {
     lines.push(product(arrays[name], [["x", hidden]], "y", { cut: n < layers.length - 1 }), "  x = y;");

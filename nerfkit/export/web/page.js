@@ -30,7 +30,8 @@ function drawScale(camera, metres, canvas) {
   const perPixel = (metres * 2 * Math.tan(camera.fov / 2) * camera.distance()) / canvas.clientHeight;
   const most = 150 * perPixel, ten = 10 ** Math.floor(Math.log10(most));
   const length = ten * (most >= 5 * ten ? 5 : most >= 2 * ten ? 2 : 1);
-  const [unitOf, name] = length >= 1000 ? [1000, "km"] : length >= 1 ? [1, "m"] : length >= 0.01 ? [0.01, "cm"] : [0.001, "mm"];
+  const units = [[1000, "km"], [1, "m"], [0.01, "cm"], [0.001, "mm"]];
+  const [unitOf, name] = units.find(([metres]) => length >= metres) || units[3];
   const [bar, text] = part("scale").children;
   bar.style.width = `${length / perPixel}px`;
   text.textContent = `${Number((length / unitOf).toPrecision(3))} ${name}`;

@@ -31,7 +31,8 @@ class Picture {
     gl.linkProgram(this.program);
     if (!gl.getProgramParameter(this.program, gl.LINK_STATUS) && !gl.isContextLost()) {
       const logs = gl.getAttachedShaders(this.program).map((shader) => gl.getShaderInfoLog(shader));
-      throw new Error(`The graphics driver cannot compile this scene: open the file in another browser. (${logs.join(" ")})`);
+      throw new Error("The graphics driver cannot compile this scene: open the file in another browser. " +
+        `(${logs.join(" ")})`);
     }
     gl.useProgram(this.program);
     this.place = (name) => gl.getUniformLocation(this.program, name);
