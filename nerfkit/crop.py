@@ -64,6 +64,14 @@ class Crop:
             corners = torch.linalg.solve(matrix[:, :3], (corners - matrix[:, 3]).T).T
         return corners
 
+    def to_cube(self) -> Tensor:
+        """[3, 4] float64, from homogeneous positions in the model's frame to where the crop is -1 to 1 on each axis."""
+        ends, rows = torch.tensor([self.low, self.high], dtype=torch.float64), torch.eye(3, 4, dtype=torch.float64)
+        if self.frame == "files" and self.to_files:
+            rows = torch.tensor(self.to_files, dtype=torch.float64).view(3, 4)
+        rows = torch.cat([rows[:, :3], rows[:, 3:] - ends.mean(0)[:, None]], dim=1)
+        return rows / ((ends[1] - ends[0]) / 2)[:, None]
+
     def bounds(self) -> np.ndarray:
         """The smallest box along the axes of the model's frame that holds it, [2, 3] float64."""
         corners = self.corners()

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nerfkit.data.readers.transforms import MAIN
 from PIL import Image
 
 import nerfkit
@@ -20,6 +19,7 @@ from nerfkit.config import DataConfig
 from nerfkit.data.capture import Points
 from nerfkit.data.images.batch import SIGHTED, ImagePool, StreamingPixels
 from nerfkit.data.load import load_capture, load_scene
+from nerfkit.data.readers.transforms import MAIN
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.training.step.losses import depth_error

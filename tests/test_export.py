@@ -35,7 +35,7 @@ from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import PINHOLE, capture_in
 from tests.sphere_field import CENTER, RADIUS, SPECK, SPECK_RADIUS, call, cameras, frame, read_ply, write_run
 from tests.test_crop import UTM
-from tests.toy_scene import write_scene
+from tests.toy_scene import small_options, write_scene
 
 # ---- cameras
 
@@ -402,3 +402,20 @@ def test_what_is_missing_says_what_to_install(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "OpenEXR", None)
     with raises_mentioning(UserError, "OpenEXR", 'pip install "nerfkit[export]"'):
         call(run, "depth", "--out", tmp_path / "d", "--split", "test")
+
+
+# ---- web
+
+
+@pytest.mark.slow
+def test_a_model_that_is_too_large_for_a_page_teaches_a_smaller_run_and_stays_as_it_is(toy_scene, tmp_path, capsys):
+    config = small_options(toy_scene)
+    config.model.mlp_width, config.trainer.steps = 64, 30
+    Trainer(config, scene=load_scene(str(toy_scene))).train(tmp_path / "run")
+    was = {file: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    call(tmp_path / "run", "web", "--out", tmp_path / "page.html", "--size", 0.8, "--seconds", 2)
+    assert "model.mlp_width is 64" in (said := capsys.readouterr().out) and "the page costs" in said
+    assert was == {file: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    assert (tmp_path / "page.html").stat().st_size < 0.8e6
+    smaller, teacher = load_run(tmp_path / "page_run", "cpu"), load_run(tmp_path / "run", "cpu")
+    assert smaller.config.model.mlp_width == 32 and smaller.scene == teacher.scene

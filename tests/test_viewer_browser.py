@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The viewer in a real browser: what it shows is what the renderer renders, and the mouse moves it."""
+"""Viewer and exported page in a real browser: what they show is what the renderer renders, and the mouse moves it."""
 
+import base64
+import math
 import os
 import shutil
 import time
@@ -8,8 +10,14 @@ import time
 import imageio.v3 as imageio
 import numpy as np
 import pytest
+import torch
 
+from nerfkit.crop import Crop
+from nerfkit.export.webfield import as_shown
+from nerfkit.model.cropping import cropped
 from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.paths import pinholes
+from nerfkit.training.run.load import load_run
 
 if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
@@ -20,6 +28,7 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 from playwright.sync_api import sync_playwright  # noqa: E402
 
 from nerfkit.viewer.frames import rotation_of  # noqa: E402
+from tests.sphere_field import call  # noqa: E402
 from tests.toy_scene import small_options  # noqa: E402
 from tests.trainers import make_trainer  # noqa: E402
 from tests.viewing import send_malformed, served, wait_for  # noqa: E402
@@ -197,3 +206,71 @@ def test_what_is_rendered_is_kept_and_saved_by_the_browser_and_the_command_is_co
     wait_for(lambda: kept("video_1/color.mp4") == saved.value.path().read_bytes())
     page.get_by_role("button", name="Copy this view as a command").click()
     wait_for(lambda: "nerfkit render" in page.evaluate("navigator.clipboard.readText()"))
+
+
+def drawn(page) -> np.ndarray:
+    """The canvas of an exported page, when it is complete."""
+    page.wait_for_timeout(100)
+    page.wait_for_selector("canvas[data-state=still]", timeout=20_000)
+    url = page.evaluate("document.querySelector('canvas').toDataURL()")
+    return imageio.imread(base64.b64decode(url.partition(",")[2]))[..., :3]
+
+
+def wanted(page, run, crop) -> np.ndarray:
+    """What the renderer renders of the page's model, as the view in the address says."""
+    page.click("#link")
+    numbers = np.array(page.evaluate("location.hash").partition("=")[2].split(","), dtype=float)
+    pose = np.concatenate([numbers[3:12].reshape(3, 3).T, numbers[:3, None]], axis=1)
+    size = tuple(page.evaluate("[document.querySelector('canvas').width, document.querySelector('canvas').height]"))
+    model = as_shown(run.model)
+    with cropped(model, crop):
+        image = ImageRenderer(model, run.background)(pinholes([pose], [math.radians(numbers[12])], size), 0)["rgb"]
+    return (image.numpy() * 255 + 0.5).astype(np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["box", "contracted"])
+def test_an_exported_page_shows_the_field_itself_without_a_network(kind, browser, toy_scene, tmp_path):
+    config = small_options(toy_scene)
+    config.sampling.kind, config.sampling.far, config.sampling.cone_angle = kind, 100.0, 0.02
+    trainer, generator = make_trainer(config), torch.Generator().manual_seed(0)
+    with torch.no_grad():  # every stage matters, and which cells are occupied follows nothing
+        for parameter in trainer.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+        trainer.model.decoder.density_net.layers()[-1][1][0] = 3.0
+        trainer.model.sampler.occupancy.copy_(torch.rand(24, 24, 24, generator=generator) < 0.1)
+        trainer.model.sampler.threshold.fill_(0.01)
+    trainer.save(tmp_path / "run")
+    run, (low, high) = load_run(tmp_path / "run", "cpu"), ((-0.7, -0.7, -0.7), (0.3, 0.8, 0.8))
+    crop = Crop(low, high) if kind == "contracted" else None
+    corners = ["--crop", *low, *high] if crop else []
+    call(tmp_path / "run", "web", "--out", tmp_path / "a page.html", *corners)
+    page, asked, told = browser.new_page(viewport={"width": 480, "height": 320}), [], []
+    page.on("request", lambda request: asked.append(request.url))
+    for event in ("pageerror", "console"):
+        page.on(event, lambda what: told.append(str(what)))
+
+    def check() -> np.ndarray:
+        image = drawn(page)
+        off = np.abs(image.astype(int) - wanted(page, run, crop))  # of 255
+        assert image.std() > 3 and (off <= 2).mean() >= 0.999, off.max()
+        return image
+
+    page.goto((tmp_path / "a page.html").as_uri())
+    page.select_option("#quality", "0.25")
+    at_start = check()
+    page.mouse.move(140, 140)
+    page.mouse.down()
+    page.mouse.move(260, 110, steps=3)
+    page.mouse.up()
+    moved = check()
+    assert np.abs(moved.astype(int) - at_start).mean() > 2
+    page.set_viewport_size({"width": 440, "height": 360})
+    assert check().shape == (90, 110, 3)
+    page.evaluate("lost = document.querySelector('canvas').getContext('webgl2').getExtension('WEBGL_lose_context')")
+    page.evaluate("lost.loseContext()")
+    page.wait_for_selector("canvas[data-state=lost]")
+    assert "graphics memory" in page.inner_text("#said")
+    page.evaluate("lost.restoreContext()")
+    check()
+    assert not page.is_visible("#said") and not told and asked == [(tmp_path / "a page.html").as_uri()]
+    page.close()

@@ -30,5 +30,6 @@ def main(options: DemoOptions) -> int:
     summary.main(SummaryOptions(Path(out)))
     install = "" if find_spec("viser") else f"   (first: {INSTALL})"
     print(f"\nto look around in a browser:  {command_line('view', out)}{install}")
+    print(f"to send it to a friend:       {command_line('export', out, 'web')}")
     print(f"with photos of your own:      {command_line('inspect', 'FOLDER')}")
     return 0

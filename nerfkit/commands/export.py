@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit export RUN mesh|points|cameras|depth|splats`: a run for other programs, in its files' frame."""
+"""`nerfkit export RUN mesh|points|cameras|depth|splats|web`: a run for other programs, in its files' frame."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from nerfkit.commands import command_line
+from nerfkit.commands.eval import find_scene
 from nerfkit.commands.options import (
     LEVEL,
     CamerasOptions,
@@ -21,20 +23,26 @@ from nerfkit.commands.options import (
     MeshOptions,
     PointsOptions,
     SplatsOptions,
+    WebOptions,
 )
 from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
 from nerfkit.data.scene_transform.transform import SceneTransform, corner_text
 from nerfkit.errors import UserError
-from nerfkit.export import cameras, mesh, points
+from nerfkit.export import cameras, mesh, points, webfield
+from nerfkit.export.distil import distilled
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
 from nerfkit.export.writing import IMAGE_FORMATS, EmptyError, Output, OutputFolder, Work, image_bytes, in_files
+from nerfkit.metrics import psnr
+from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stems
 from nerfkit.safe_io import chosen
+from nerfkit.training.evaluator import beside_truth, evenly_chosen
 from nerfkit.training.run.load import Run, load_run
 
+COMPARED = 4  # views, by which it is told what a page costs
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
@@ -63,7 +71,7 @@ def opened(
         cut = active_crop(run.folder, run.transform)
     else:
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
-    if cut is None and run.config.sampling.kind == "contracted":
+    if cut is None and run.config.sampling.kind == "contracted" and name != "web":
         print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
     return output, cut
 
@@ -218,6 +226,52 @@ def export_depth(run: Run, options: DepthOptions) -> None:
     report([output.path], {"views": len(views)})
 
 
+def export_web(run: Run, options: WebOptions) -> None:
+    """Write a page, of the run's model or of a smaller one that has learned from it."""
+    output, cut = opened(run, options, "web", ("html",), ("html",))
+    scene = {
+        "name": run.scene.name,
+        "up": list(run.scene.up),
+        "background": run.background.tolist(),
+        "view": webfield.start_view(run.cameras("train"), run.scene.up, run.config.data.box),
+        "crop": None if cut is None else cut.to_cube().flatten().tolist(),
+        "metres": options.metres * (1.0 if run.transform is None else run.transform.distance_to_input(1.0)),
+    }
+    shown, why = run, webfield.why_not(run.model)
+    content = b"" if why else webfield.page(run.model, scene)
+    if len(content) > options.size * 1e6:
+        why = f"its page would have {len(content) / 1e6:.1f} MB, --size is {options.size:g}"
+    if why:
+        print(f"the run's model is not the page's: {why}. It teaches a smaller one, for {options.seconds:g} s")
+        folder = output.stem.with_name(f"{output.stem.name}_run")
+        shown = distilled(run, folder, options.size, options.seconds, options.overwrite)
+        content = webfield.page(shown.model, scene)
+        print(f"the smaller one is a run of its own; to score it: {command_line('eval', folder)}")
+    print(web_cost(run, webfield.as_shown(shown.model)))
+    counts = {"bytes": len(content)}
+    report(output.write({"html": content}, about(run, options, cut, counts=counts)), counts)
+
+
+def web_cost(run: Run, shown: Model) -> str:
+    """What a page's model loses against the run's, by the scene's images where they are at hand."""
+    try:
+        scene = find_scene("", run.config, run.transform)
+        split = run.config.eval.split if run.config.eval.split in scene.views else "train"
+        views = scene.split(split)[evenly_chosen(len(scene.split(split).files), COMPARED)]
+        images, cameras = views.load(progress_bar=False), views.cameras.to(run.device)
+    except (UserError, OSError) as error:
+        return f"note: what the page costs is not known: the scene is not at hand ({error})"
+    means = []
+    for model in (run.model, shown):
+        image_of = ImageRenderer(model, run.background)
+        compared = [beside_truth(image_of, images, views, cameras, view) for view in range(len(cameras))]
+        scores = [psnr(rendered["rgb"], truth, counts) for truth, rendered, counts in compared]
+        means.append(sum(scores) / len(scores))
+    of_run, of_page = means
+    lost, on = of_run - of_page, f"on {len(views.files)} {split} views"
+    return f"the page costs {lost:.2f} dB: PSNR {of_page:.2f} dB, of the run's own model {of_run:.2f} dB, {on}"
+
+
 def report(files: list[Path], counts: dict[str, int]) -> None:
     """Print what was written, and what was left out of it."""
     texts = {name: f"{number} {name.replace('_', ' ')}" for name, number in counts.items()}
@@ -233,4 +287,5 @@ EXPORTS = {
     CamerasOptions: export_cameras,
     DepthOptions: export_depth,
     SplatsOptions: export_cloud,
+    WebOptions: export_web,
 }

@@ -108,7 +108,7 @@ class InspectOptions:
 
 @dataclass
 class ExportOptions(RunOptions):
-    """Write a run's mesh, points, cameras, depth or splats for other programs."""
+    """Write a run's mesh, points, cameras, depth or splats for other programs, or a page that shows it."""
 
     out: str = ""  # file or folder to write; in RUN/export if unset
     overwrite: bool = False  # replace an earlier export
@@ -146,6 +146,15 @@ class SplatsOptions(GeometryOptions):
 
     count: integer(1, 10**9) = 300_000  # splats at most
     sh_degree: integer(0, 3) = 3  # degree of the spherical harmonics that the file has room for
+
+
+@dataclass
+class WebOptions(GeometryOptions):
+    """Export the field itself as one HTML file, which any browser shows without a network."""
+
+    size: number(0.1, 1000) = 10.0  # of the file [MB]; a model that does not fit teaches a smaller one
+    seconds: number(1, 1e6) = 60.0  # that the smaller one is trained for
+    metres: number(0, 1e6) = 0.0  # of a unit of the scene's files, for a scale bar; 0: not known, and no bar
 
 
 @dataclass
@@ -210,6 +219,7 @@ KINDS: dict[str, type[ExportOptions]] = {
     "cameras": CamerasOptions,
     "depth": DepthOptions,
     "splats": SplatsOptions,
+    "web": WebOptions,
 }
 
 

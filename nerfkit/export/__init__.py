@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained field gives to other programs: meshes, points, cameras, depth, splats."""
+"""What a trained field gives to other programs: meshes, points, cameras, depth, splats, a page."""
