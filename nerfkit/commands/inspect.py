@@ -21,7 +21,8 @@ from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
 from nerfkit.data.assemble import CUT_OUT, choose_transform, cut_out_diagnostics, fitted_lens, split_names, turned_for
 from nerfkit.data.cameras.cameras import table_size
-from nerfkit.data.cameras.lens import MODELS, Lens
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
 from nerfkit.data.images.pixels import MaskKind, look_into, read_mask
 from nerfkit.data.judging import Judged, judge
@@ -369,7 +370,7 @@ def _lenses(lenses: list[Lens]) -> list[str]:
     lines = []
     for lens, count in counts[:MAX_LENSES]:
         across, down = (2 * math.degrees(math.atan(tangent)) for tangent in half_tangents(lens))
-        values = " ".join(f"{n} {x:.5g}" for n, x in zip(MODELS[lens.model][1], lens.params, strict=True))
+        values = " ".join(f"{n} {x:.5g}" for n, x in zip(MODELS[lens.model].names, lens.params, strict=True))
         view = f"about {across:.0f} x {down:.0f} degrees"
         lines.append(f"{lens.model} {lens.width}x{lens.height}, {view}, {values}: {_count(count, 'image')}")
     rest = [lens for lens, _ in counts[MAX_LENSES:]]

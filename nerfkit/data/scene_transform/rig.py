@@ -137,7 +137,7 @@ def _signed(axis: np.ndarray, hints: Iterable[np.ndarray], least: float) -> np.n
 def half_tangents(lens: Lens) -> tuple[float, float]:
     """About half the width and half the height of an image at depth 1: distortion is left out."""
     halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
-    if lens.is_fisheye:  # angles instead of tangents
+    if lens.is_wide:  # angles instead of tangents
         halves = [math.tan(min(half, math.atan(STEEPEST))) for half in halves]
     return min(halves[0], STEEPEST), min(halves[1], STEEPEST)
 
