@@ -30,7 +30,7 @@ from nerfkit.data.load import load_capture, look_at
 from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import format_sizes
 from nerfkit.data.scene_transform.diagnostics import mask_diagnostics, outlines_an_object, pixel_diagnostics
-from nerfkit.data.scene_transform.rig import evenly, half_tangents
+from nerfkit.data.scene_transform.rig import evenly, half_angles
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import plan, root_of
 from nerfkit.data.sfm.mapping import INSTALL
@@ -369,7 +369,7 @@ def _lenses(lenses: list[Lens]) -> list[str]:
     counts = Counter(lenses).most_common()
     lines = []
     for lens, count in counts[:MAX_LENSES]:
-        across, down = (2 * math.degrees(math.atan(tangent)) for tangent in half_tangents(lens))
+        across, down = (2 * math.degrees(angle) for angle in half_angles(lens))
         values = " ".join(f"{n} {x:.5g}" for n, x in zip(MODELS[lens.model].names, lens.params, strict=True))
         view = f"about {across:.0f} x {down:.0f} degrees"
         lines.append(f"{lens.model} {lens.width}x{lens.height}, {view}, {values}: {_count(count, 'image')}")

@@ -70,6 +70,9 @@ class RenderOptions(RunOptions):
     size: ranged(tuple[int, int] | None, 1, 2**16) = (
         None  # width and height; the vertical angle stays, and pixels their shape; else as trained
     )
+    lens: Literal["pinhole", "equirectangular", "fisheye"] = (
+        "pinhole"  # equirectangular: level panoramas of 360 degrees; fisheye: circles of 180 degrees
+    )
     fps: integer(1, 1000) = 20  # frames per second of the video
     outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<cameras> if empty

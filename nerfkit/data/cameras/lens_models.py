@@ -37,38 +37,29 @@ def _from_perspective(plane: Tensor) -> Tensor:
     return torch.cat([plane, torch.ones_like(plane[:, :1])], dim=-1)
 
 
-def _angle(points: Tensor, stretch: float = 1.0, share: float = 1.0) -> tuple[Tensor, Tensor]:
-    """(x', y') = (X, Y) t / (r share), with r = |(X, Y)| and t = atan2(stretch r, Z): also beyond 90 degrees."""
-    x, y, z = points.unbind(-1)
+def _angle(points: Tensor, omega: float | None = None) -> tuple[Tensor, Tensor]:
+    """(x', y') = (X, Y) t / r, with r = |(X, Y)| and t = atan2(r, Z), also beyond 90 degrees; or, before the camera
+    alone, with Devernay's t = atan2(2 tan(omega / 2) r, Z) / omega"""
+    (x, y, z), (stretch, share) = points.unbind(-1), _arc(omega)
     # Where r is tiny, t / r is 1 / Z to the last digit, and the gradient of r at 0 is left out.
     near = (x * x + y * y <= 1e-16 * z * z) & (z > 0)
     away = ~near & (x * x + y * y > 0)
     r = torch.where(away, x * x + y * y, 1).sqrt()
     angle = torch.where(away, torch.atan2(stretch * r, torch.where(away, z, 1)), 0)
     scale = torch.where(near, stretch / torch.where(near, z, 1), angle / r) / share
-    return points[:, :2] * scale[:, None], near | away
+    return points[:, :2] * scale[:, None], near | (away & ((z > 0) | (omega is None)))
 
 
-def _from_angle(plane: Tensor, stretch: float = 1.0, share: float = 1.0) -> Tensor:
-    bent = torch.linalg.vector_norm(plane, dim=-1)  # [N]
+def _from_angle(plane: Tensor, omega: float | None = None) -> Tensor:
+    (stretch, share), bent = _arc(omega), torch.linalg.vector_norm(plane, dim=-1)  # [N]
     angle = torch.where(share * bent <= math.pi, share * bent, math.nan)
     sideways = plane * torch.where(bent > 0, angle.sin() / bent, share)[:, None]
     return torch.cat([sideways / stretch, angle.cos()[:, None]], dim=-1)
 
 
-def _arc(omega: float) -> tuple[float, float]:
-    """Stretch and share of Devernay's field of view: r' = atan(2 tan(omega / 2) r / Z) / omega."""
-    omega = omega or 1e-9
-    return 2 * math.tan(omega / 2), omega
-
-
-def _field_of_view(points: Tensor, omega: float) -> tuple[Tensor, Tensor]:
-    plane, seen = _angle(points, *_arc(omega))
-    return plane, seen & (points[:, 2] > 0)
-
-
-def _from_field_of_view(plane: Tensor, omega: float) -> Tensor:
-    return _from_angle(plane, *_arc(omega))
+def _arc(omega: float | None) -> tuple[float, float]:
+    """What stretches r, and what t is divided by."""
+    return (1.0, 1.0) if omega is None else (2 * math.tan((omega or 1e-9) / 2), omega or 1e-9)
 
 
 def _division(points: Tensor, k: float) -> tuple[Tensor, Tensor]:
@@ -131,7 +122,7 @@ class Projection(NamedTuple):
 PROJECTIONS = {
     "perspective": Projection(_perspective, _from_perspective, lambda: False),
     "angle": Projection(_angle, _from_angle, lambda: True),
-    "field of view": Projection(_field_of_view, _from_field_of_view, lambda omega: False),
+    "field of view": Projection(_angle, _from_angle, lambda omega: False),
     "division": Projection(_division, _from_division, lambda k: k < 0),
     "unified": Projection(_unified, _from_unified, lambda alpha, beta: alpha > 0),
     "sphere": Projection(_sphere, _from_sphere, lambda: True),

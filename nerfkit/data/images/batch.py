@@ -6,8 +6,9 @@ The pixels come from all images on the device, or from a window of them that mov
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ class ImagePool:
     first: Tensor  # [V] int64, number of each image's first pixel
     sizes: tuple[tuple[int, int], ...]  # width and height of each image
     ignored: Tensor | None = None  # [P] bool, pixels that do not count
+    panoramas: Tensor | None = None  # [V] heights of the images whose rows are latitudes, 0 of others; None: all others
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -38,7 +40,7 @@ class ImagePool:
     def to(self, device: torch.device | str) -> ImagePool:
         """The same images on `device`."""
         ignored = None if self.ignored is None else self.ignored.to(device)
-        return ImagePool(self.pixels.to(device), self.first.to(device), self.sizes, ignored)
+        return replace(self, pixels=self.pixels.to(device), first=self.first.to(device), ignored=ignored)
 
     def image(self, view: int) -> Tensor:
         """One image, [H, W, 3 or 4] uint8."""
@@ -64,6 +66,17 @@ class ImagePool:
         width, height = self.sizes[view]
         start = int(self.first[view])
         return slice(start, start + width * height)
+
+    def rows_by_solid_angle(self, view: Tensor, row: Tensor) -> Tensor:
+        """Random rows [R] of images; of panoramas other ones, so that all directions are equally likely."""
+        if self.panoramas is None:
+            return row
+        height, unit = (
+            self.panoramas[view],
+            torch.rand(len(view), device=view.device, generator=generator_on(view.device)),
+        )
+        by_latitude = ((0.5 + torch.asin(2 * unit - 1) / math.pi) * height).long()
+        return torch.where(height > 0, by_latitude, row)
 
     def _image(self, values: Tensor, view: int) -> Tensor:
         return values[self.rows(view)].unflatten(0, self.sizes[view][::-1])
@@ -136,6 +149,9 @@ class TrainingViews:
         if list(images.sizes) != cameras.sizes():
             raise SceneError(f"the sizes of {len(images)} images are not those of {len(cameras)} cameras")
         self.device = device = device or images.pixels.device
+        heights = [lens.height * lens.is_panorama for lens in cameras.lenses]
+        if any(heights):
+            images = replace(images, panoramas=torch.tensor(heights, device=device))
         self.cameras = cameras
         self.source = pixel_source(images, device, n_steps)
         self.background = Background(background, images.pixels.shape[-1] == 4, device)
@@ -143,7 +159,7 @@ class TrainingViews:
         self.weight: Tensor | None = None  # [V] of each view's pixels in the loss; None: 1
 
     def draw(self, n_rays: int) -> Batch:
-        """A batch of random pixels of random views; all pixels are equally likely."""
+        """A batch of random pixels of random views; all pixels are equally likely, of panoramas all directions."""
         drawn = self.source.draw(n_rays)
         background = self.background.draw(n_rays)
         jitter = torch.rand(n_rays, device=self.device, generator=generator_on(self.device))
@@ -193,13 +209,15 @@ class ResidentPixels:
         if self.size is not None:
             width, height = self.size
             view, row, column = (torch.randint(n, (n_pixels,), **drawing) for n in (len(self.pool), height, width))
+            row = self.pool.rows_by_solid_angle(view, row)
             pixel = (view * height + row) * width + column
         else:
             pixel = torch.randint(self.pool.pixels.shape[0], (n_pixels,), **drawing)
             view = torch.searchsorted(self.pool.first, pixel, right=True) - 1
             within, width = pixel - self.pool.first[view], self.widths[view]
-            row = within // width
-            column = within - row * width
+            row = self.pool.rows_by_solid_angle(view, within // width)
+            column = within % width
+            pixel = self.pool.first[view] + row * width + column
         ignored = None if self.pool.ignored is None else self.pool.ignored[pixel]
         return DrawnPixels(view, row, column, self.pool.pixels[pixel], ignored)
 
@@ -255,9 +273,10 @@ class StreamingPixels:
         first = torch.where(slot > 0, self.slot_end[slot - 1], 0)
         within, view = number - first, self.slot_view[slot]
         width = self.widths[view]
-        row, pixel = within // width, slot * self.slot_size + within
+        row, column = self.pool.rows_by_solid_angle(view, within // width), within % width
+        pixel = slot * self.slot_size + row * width + column
         ignored = None if self.ignored is None else self.ignored[pixel]
-        return DrawnPixels(view, row, within - row * width, self.colors[pixel], ignored)
+        return DrawnPixels(view, row, column, self.colors[pixel], ignored)
 
     def advance(self, step: int) -> None:
         """Bring in the images of step `step`: one, mostly, or all after a jump."""

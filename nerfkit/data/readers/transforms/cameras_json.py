@@ -114,10 +114,10 @@ def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
     """`cameras` in the schema of a transforms file; `lens` is what the images had, rendering takes none."""
-    frames, same = [], len(set(cameras.sizes())) == 1
+    frames, same, focal = [], len(set(cameras.sizes())) == 1, cameras.pinhole().focal
     for index, name in enumerate(names):
         pose = torch.cat([cameras.camera_to_world[index].double(), torch.tensor([[0.0, 0, 0, 1]]).double()])
-        (fl_x, fl_y), (cx, cy) = cameras.focal[index].tolist(), cameras.center[index].tolist()
+        (fl_x, fl_y), (cx, cy) = focal[index].tolist(), cameras.center[index].tolist()
         width, height = cameras.size(index)
         size = {} if same else {"w": width, "h": height}
         of_view = cameras.lenses[index] if cameras.lenses else None
