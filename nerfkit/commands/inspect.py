@@ -326,7 +326,8 @@ def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str
     images = [capture.images[k] for k in evenly(len(capture.images), MAX_CAMERAS)]
     poses = transform.to_model(np.array([image.camera_to_world for image in images]).reshape(-1, 3, 4))
     low, high = _limits(poses[:, :, 3])
-    ahead = -0.12 * (high - low).max() * poses[:, :, 2]  # [C, 3] model units
+    has_axis = np.array([[not image.lens.is_panorama] for image in images]).reshape(-1, 1)  # or else it is a dot
+    ahead = -0.12 * (high - low).max() * poses[:, :, 2] * has_axis  # [C, 3] model units
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(image.name, "in no split") for image in images])
     points = np.zeros((0, 3)) if capture.points is None else capture.points.positions
