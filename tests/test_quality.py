@@ -27,7 +27,6 @@ from nerfkit.viewer.scene import ViewerScene
 from scripts.measure import true_surface
 from tests.naming import assert_names
 from tests.noisy_captures import capture, pixels_off, score, trained
-from tests.panoramas import AHEAD, CUBE, face, panorama, room_taken_with
 from tests.processes import ROOT, call
 
 COUNTS = {"orrery": {"train": 100, "val": 10, "test": 20}, "room": {"train": 63, "test": 9}}
@@ -198,29 +197,15 @@ def room_scores(config: Config) -> tuple[float, float]:
     return mean(scores), torch.cat(errors).median().item()
 
 
-def small_room(config: Config) -> Config:
-    """Few intervals, so that a step has many rays."""
-    config.model.log2_hashmap_size, config.model.mlp_width = 16, 16
-    config.sampling.occupancy_resolution = 64
-    config.sampling.step_size = config.sampling.cone_angle = 0.06
-    config.trainer.samples_per_step = 4096
-    return config
-
-
-def score_of(config: Config, of: Scene) -> float:
-    """Mean PSNR of the test views after training."""
-    trainer = Trainer(config, scene=of)
-    trainer.train()
-    image_of, test = ImageRenderer(trainer.model.eval(), WHITE), of.split("test")
-    truth = test.load()
-    views = range(len(test.names))
-    return mean(psnr(image_of(test.cameras, view)["rgb"], truth.image(view) / 255) for view in views)
-
-
 @pytest.mark.slow
 def test_the_room_is_learned(short_warmup):
     """At half its size, in steps."""
-    score, error = room_scores(small_room(options("room_cpu", 1200, 2)))
+    config = options("room_cpu", 1200, 2)
+    config.model.log2_hashmap_size, config.model.mlp_width = 16, 16
+    config.sampling.occupancy_resolution = 64
+    config.sampling.step_size = config.sampling.cone_angle = 0.06  # few intervals, so that a step has many rays
+    config.trainer.samples_per_step = 4096
+    score, error = room_scores(config)
     assert score > ROOM_FLOOR and error < ROOM_MOST_OFF, (score, error)
 
 
@@ -228,21 +213,6 @@ def test_the_room_is_learned(short_warmup):
 def test_the_rooms_recipe_in_a_quarter_of_its_steps():
     score, error = room_scores(options("room_cpu", 2000, 1))
     assert score > WHOLE_FLOOR and error < WHOLE_MOST_OFF, (score, error)
-
-
-@pytest.mark.parametrize("height, side, places, steps, most", [
-    pytest.param(128, 74, 12, 1200, 1.0, marks=pytest.mark.long),
-    pytest.param(64, 37, 4, 200, 1.5, marks=pytest.mark.slow),
-])  # fmt: skip
-def test_panoramas_of_the_room_teach_what_as_many_pinhole_pixels_do(
-    tmp_path, short_warmup, height: int, side: int, places: int, steps: int, most: float
-):
-    """From the same places, as the faces of cubes; scored on the room's own test views."""
-    scores = {}
-    for name, *how in (("panoramas", panorama(height), (AHEAD,)), ("faces", face(side), CUBE)):
-        config = small_room(options("room_cpu", steps, 1))
-        scores[name] = score_of(config, load_scene(str(room_taken_with(tmp_path / name, *how, places))))
-    assert scores["panoramas"] > scores["faces"] - most, scores
 
 
 # ---- what `data.appearance` and `data.pose_optimization` are worth
