@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfkit.data.cameras.lens import MODELS
+from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture
 from nerfkit.errors import SceneError
 
@@ -40,7 +40,7 @@ def as_binary(folder: Path) -> None:
         parts[name] = [line.split() for line in file.read_text().splitlines()[1:]]
         file.unlink()
     cameras = [
-        struct.pack("<IiQQ", int(camera_id), MODELS[model][0], int(width), int(height))
+        struct.pack("<IiQQ", int(camera_id), MODELS[model].number, int(width), int(height))
         + struct.pack(f"<{len(params)}d", *map(float, params))
         for camera_id, model, width, height, *params in parts["cameras"]
     ]

@@ -134,6 +134,26 @@ def test_another_size_keeps_pixels_square_and_the_view_from_top_to_bottom():
     assert tall.size() == (48, 96)
 
 
+@pytest.mark.parametrize("kind, size, shape", [("equirectangular", None, (96, 48)), ("fisheye", (40, 30), (40, 30))])
+def test_cameras_of_a_path_take_panoramas_and_fisheyes(kind: str, size, shape: tuple[int, int]):
+    """Panoramas are level, whichever way the camera is turned; the height is the path's, unless a size is asked for."""
+    eyes, up = torch.tensor([[1.0, 2, 3], [0, 0, 2]]), torch.tensor([0.0, 0, 1])
+    down = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])  # straight down, north above
+    tilted = paths.look_at(eyes[:1], torch.tensor([5.0, 2, 1]), up)[0, :, :3]
+    given = paths.pinholes(torch.cat([torch.stack([tilted, down]), eyes[:, :, None]], -1).numpy(), [1.0, 1.0], (64, 48))
+    made = paths.seen_around(given, kind, size, up)
+    assert set(made.sizes()) == {shape} and torch.equal(made.positions, eyes)
+    rows = made.image_rays(0).directions.unflatten(0, shape[::-1])
+    middle, edge = (rows[shape[1] // 2, x] for x in (shape[0] // 2, 0))
+    if kind == "fisheye":
+        torch.testing.assert_close(made.camera_to_world, given.camera_to_world)
+        return
+    assert middle[0] > 0.99 and edge[0] < -0.99, "ahead in the middle, behind at the edges"
+    for view, ahead in enumerate(((1.0, 0, 0), (0.0, 1, 0))):
+        pixels, _ = made.project(eyes[view] + torch.tensor([ahead, [0, 0, 5.0]]), view)
+        torch.testing.assert_close(pixels, torch.tensor([(48.0, 24.0), (48.0, 0.0)]), atol=1e-3, rtol=0)
+
+
 def test_the_camera_is_at_a_keyframe_at_its_time_and_moves_smoothly(path):
     poses, fovs = path.at(np.array([0.0, 1.0, 3.0, 0.5]))
     assert np.allclose(poses[:3], [pose(eye) for eye in EYES], atol=1e-6)

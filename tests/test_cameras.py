@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import MODELS, Lens
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.cameras.plausible import lens_diagnostics
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
@@ -153,11 +154,26 @@ PROJECTED = {  # parameters, and the pixels of POINTS: those of COLMAP's models 
         [(188.56554622073, 321.67009803791), (448.58685370625, 389.66021041954), (315.20796864413, 139.57531017092)]),
     "FISHEYE": ((300, 310, 320, 245),
         [(188.56554622073, 324.2257679725), (448.58685370625, 394.48221743352), (315.20796864413, 136.06115384328)]),
+    "FOV": ((300, 310, 320, 245, 0.9),
+        [(178.1378355602, 330.51136023177), (459.22397138726, 406.84786673769), (314.84210777311, 127.74391670878)]),
+    "THIN_PRISM_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.002, -0.001, 0.003, -0.0007, 0.004, -0.003),
+        [(187.93457581381, 324.66591565446), (450.01659423368, 395.57977199616), (315.31462533447, 135.91556794836)]),
+    "RAD_TAN_THIN_PRISM_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007, 0.0004, -0.0001, 0.002, -0.001,
+        0.004, -0.0005, -0.003, 0.0006),
+        [(188.71009337415, 324.10483493202), (450.33582408785, 395.17265533883), (315.41507233875, 135.58304701612)]),
+    "SIMPLE_DIVISION": ((500, 320, 250, -0.12),
+        [(88.289685055947, 385.16435038403), (554.98732296827, 514.3607383393), (311.79720132452, 69.53842913946)]),
+    "DIVISION": ((500, 520, 310, 250, -0.12),
+        [(78.289685055947, 390.57092439939), (544.98732296827, 524.93516787287), (301.79720132452, 62.319966305039)]),
+    "EUCM": ((300, 310, 320, 245, 0.6, 1.1),
+        [(188.42914090288, 324.30799006688), (448.82246952054, 394.75612081763), (315.20578226765, 136.01145021782)]),
+    "EQUIRECTANGULAR": ((640, 320),
+        [(274.41598964568, 185.18580673727), (367.22675764814, 207.48029825166), (318.30250443756, 124.20669888355)]),
     "RADIAL4_TANGENTIAL": ((500, 520, 310, 250, -0.12, 0.03, -0.005, 0.001, 0.002, -0.001),
         [(77.586419755039, 391.22505468194), (545.24182014546, 526.15333972643), (301.74153384183, 62.727627634517)]),
 }  # fmt: skip
-FISHEYES = [model for model in MODELS if model.endswith("FISHEYE")]
-PERSPECTIVES = [model for model in MODELS if model not in FISHEYES]
+FISHEYES = [name for name, model in MODELS.items() if model.projection == "angle"]
+WIDE = [*FISHEYES, "SIMPLE_DIVISION", "DIVISION", "EUCM", "EQUIRECTANGULAR"]  # with the parameters of PROJECTED
 BARREL = Lens("RADIAL", (500.0, 320.0, 240.0, -0.8, 0.1), 640, 480)
 
 
@@ -170,11 +186,15 @@ def random_lens(model: str, seed: int) -> Lens:
     rng = np.random.default_rng(seed)
     width, height = (int(side) for side in rng.integers(200, 2000, 2))
     focal = rng.uniform(0.6, 1.5) * max(width, height) * (0.5 if model in FISHEYES else 1)
-    ranges = {"k1": 0.1, "k2": 0.02, "k3": 0.005, "k4": 0.001, "k5": 0.01, "k6": 0.005, "p1": 0.003, "p2": 0.003}
+    ranges = {"k": 0.3, "k0": 0.1, "k1": 0.1, "k2": 0.02, "k3": 0.005, "k4": 0.001, "k5": 0.01, "k6": 0.005}
+    ranges |= dict.fromkeys("p0 p1 p2 sx1 sy1 s0 s1 s2 s3".split(), 0.003)
+    if "sx1" in MODELS[model].names:
+        ranges["k1"] = 0.05  # far from a fold, where prisms move it
     values = {name: rng.uniform(-limit, limit) for name, limit in ranges.items()}
-    values |= dict(f=focal, fx=focal, fy=focal * rng.uniform(0.95, 1.05))
+    values |= dict(f=focal, fx=focal, fy=focal * rng.uniform(0.95, 1.05), w=width, h=height)
     values |= dict(cx=width * rng.uniform(0.45, 0.55), cy=height * rng.uniform(0.45, 0.55))
-    return Lens(model, tuple(float(values[name]) for name in MODELS[model][1]), width, height)
+    values |= dict(omega=rng.uniform(0.1, 1.5), alpha=rng.uniform(0, 1), beta=rng.uniform(0.5, 2))
+    return Lens(model, tuple(float(values[name]) for name in MODELS[model].names), width, height)
 
 
 def random_pixels(lens: Lens, n: int, seed: int = 0) -> torch.Tensor:
@@ -193,6 +213,40 @@ def grid_of_pixels(lens: Lens) -> torch.Tensor:
 def test_stored_projections(model: str):
     pixels = lens_of(model).project(POINTS)
     np.testing.assert_allclose(pixels, PROJECTED[model][1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", [name for name, model in MODELS.items() if model.number is not None])
+def test_projections_are_pycolmaps(model: str):
+    """Over random coefficients, there and back; pycolmap has no directions beyond 90 degrees of most lenses."""
+    pycolmap = pytest.importorskip("pycolmap")
+    for seed in range(20):
+        lens = random_lens(model, seed)
+        theirs = pycolmap.Camera(model=model, width=lens.width, height=lens.height, params=lens.params)
+        directions, residual = lens.unproject(random_pixels(lens, 50, seed))
+        seen = directions[(residual <= 1e-6) & ((directions[:, 2] > 0.1) | (model == "EQUIRECTANGULAR"))]
+        pixels = np.array([theirs.img_from_cam(direction) for direction in seen.numpy()])
+        assert len(seen) > 10
+        np.testing.assert_allclose(lens.project(seen), pixels, rtol=0, atol=1e-6)
+        back = np.array([theirs.cam_ray_from_img(pixel) for pixel in pixels])
+        np.testing.assert_allclose(seen, back, rtol=0, atol=1e-6)
+
+
+def test_a_panorama_reaches_all_directions_and_has_no_seam():
+    panorama = Lens("EQUIRECTANGULAR", (256.0, 128.0), 256, 128)
+    everywhere = torch.nn.functional.normalize(torch.randn(2000, 3, dtype=torch.float64), dim=-1)
+    poles = torch.tensor([(0, -1, 0), (0, 1, 0), (0, 0, -1)], dtype=torch.float64)
+    pixels = panorama.project(torch.cat([everywhere, poles]))
+    assert (pixels >= 0).all() and (pixels <= torch.tensor([256, 128])).all()
+    back, residual = panorama.unproject(pixels[:-3])
+    torch.testing.assert_close(back, everywhere)
+    assert residual.max() < 1e-9
+    torch.testing.assert_close(pixels[-3:-1, 1], torch.tensor([0, 128]).double(), msg="up and down")
+    rows = torch.arange(128).double() + 0.5
+    left, right = (panorama.unproject(torch.stack([rows * 0 + x, rows], -1))[0] for x in (0.5, 255.5))
+    one_pixel = rows.sub(64).mul(math.pi / 128).cos() * 2 * math.sin(math.pi / 256)
+    torch.testing.assert_close((left - right).norm(dim=-1), one_pixel, msg="neighbours across the seam")
+    assert panorama.project(torch.zeros(1, 3)).isnan().all()
+    assert panorama.unproject(torch.tensor([(256.6, 5)]))[1].isinf()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -215,7 +269,8 @@ def test_unprojected_directions_are_those_projected(model: str):
 @pytest.mark.parametrize("model", FISHEYES)
 def test_a_fisheye_beyond_90_degrees(model: str):
     params = PROJECTED[model][0]
-    free = tuple(0.003 if name[0] == "k" else p for name, p in zip(MODELS[model][1], params, strict=True))
+    named = zip(MODELS[model].names, params, strict=True)
+    free = tuple(0.003 if name[0] == "k" else p * (name[0] in "fc") for name, p in named)
     lens = Lens(model, free, *SIZE)
     angles = torch.tensor([0.0, 1e-12, 1e-5, 0.5, math.pi / 2, 2.0, 3.0, 3.14], dtype=torch.float64)
     for around in (0.3, 2.5, 4.0):
@@ -223,15 +278,15 @@ def test_a_fisheye_beyond_90_degrees(model: str):
         directions = torch.cat([angles.sin()[:, None] * sides, angles.cos()[:, None]], dim=-1)
         pixels = lens.project(directions * 5)
         bent = (pixels - torch.tensor(lens.center, dtype=torch.float64)) / torch.tensor(lens.focal, dtype=torch.float64)
-        k = [value for name, value in zip(MODELS[model][1], free, strict=True) if name[0] == "k"]
+        k = [value for name, value in zip(MODELS[model].names, free, strict=True) if name[0] == "k"]
         wanted = angles * (1 + sum(value * angles ** (2 * n + 2) for n, value in enumerate(k)))
         torch.testing.assert_close(bent.norm(dim=-1), wanted, rtol=1e-6, atol=1e-12)
         back, residual = lens.unproject(pixels)
         torch.testing.assert_close(back, directions, rtol=0, atol=1e-9)
-        assert residual.max() < 1e-9
+        assert (residual <= 1e-9 * (1 + pixels.norm(dim=-1) / 1000)).all()
     behind = torch.tensor([(0, 0, -1), (0, 0, 0)], dtype=torch.float64)
     assert lens.project(behind).isnan().all()
-    far = torch.tensor([(lens.center[0] + 200 * lens.focal[0], lens.center[1])], dtype=torch.float64)
+    far = torch.tensor([(lens.center[0] + 1e6 * lens.focal[0], lens.center[1])], dtype=torch.float64)
     assert lens.unproject(far)[1].isinf().all()
 
 
@@ -243,7 +298,8 @@ def test_gradients_of_projections(model: str):
     unseen = torch.tensor([(0.0, 0, -1), (0, 0, 0), (3, 4, -1e-300)], dtype=torch.float64)  # the last one by fisheyes
     points = torch.cat([POINTS, unseen]).requires_grad_()
     pixels = lens.project(points)
-    assert pixels[3:5].isnan().all() and pixels[5].isnan().all() == (model in PERSPECTIVES)
+    assert pixels[3].isnan().all() == (model != "EQUIRECTANGULAR") and pixels[4].isnan().all()
+    assert pixels[5].isnan().all() == (model not in WIDE)
     pixels.nansum().backward()
     assert points.grad.isfinite().all() and points.grad[0].abs().sum() > 0
 
@@ -263,14 +319,16 @@ def test_resized_lenses_project_like_scaled_pixels(model: str, size: tuple[int, 
         lens.resized(10, 10**6)
 
 
-def test_a_lens_without_coefficients_is_a_pinhole_but_for_fisheyes():
-    for model, (_, names) in MODELS.items():
-        values = [300.0 * (name[0] in "fc") for name in names]
-        undistorted = Lens(model, values, *SIZE)
-        assert undistorted.is_pinhole == (model in PERSPECTIVES) and undistorted.is_fisheye == (model in FISHEYES)
-        for index, name in enumerate(names):
-            if name[0] in "kp":
-                assert not Lens(model, (*values[:index], 1e-9, *values[index + 1 :]), *SIZE).is_pinhole
+@pytest.mark.parametrize("model", MODELS)
+def test_which_lenses_are_pinholes_and_which_see_beyond_90_degrees(model: str):
+    names, is_flat = MODELS[model].names, MODELS[model].projection == "perspective"
+    values = [300.0 * (name[0] in "fcwh") + (name == "beta") for name in names]
+    undistorted = Lens(model, values, *SIZE)
+    assert undistorted.is_pinhole == is_flat and undistorted.is_wide == (model in FISHEYES or names == ("w", "h"))
+    assert lens_of(model).is_wide == (model in WIDE)
+    for index, name in enumerate(names):
+        if name[0] in "kp":
+            assert not Lens(model, (*values[:index], 1e-9, *values[index + 1 :]), *SIZE).is_pinhole
 
 
 def camera(focal: float, *center: float, fy: float = 0, size: tuple[int, int] = (1200, 800)) -> Lens:
@@ -278,7 +336,7 @@ def camera(focal: float, *center: float, fy: float = 0, size: tuple[int, int] = 
 
 
 def distorting(model: str, focal: float, *coefficients: float) -> Lens:
-    return Lens(model, (focal, *(focal,) * ("fx" in MODELS[model][1]), 600.0, 400.0, *coefficients), 1200, 800)
+    return Lens(model, (focal, *(focal,) * ("fx" in MODELS[model].names), 600.0, 400.0, *coefficients), 1200, 800)
 
 
 LIKELY = {
@@ -290,6 +348,8 @@ LIKELY = {
     "GoPro": distorting("OPENCV_FISHEYE", 560, 0.045, 0.012, -0.02, 0.006),
     "whole circle of 180 degrees": distorting("SIMPLE_FISHEYE", 255),
     "wide angle of a telephone": distorting("OPENCV", 620, -0.28, 0.07, 1e-3, -5e-4),
+    "panorama": Lens("EQUIRECTANGULAR", (1600.0, 800.0), 1600, 800),
+    "field of view of 150 degrees": distorting("FOV", 560, 1.2),
     "long lens, of which high orders are large": distorting("SIMPLE_RADIAL", 20000, 46),
     "rational polynomial of a depth camera": distorting("FULL_OPENCV", 610, 0.5, -2.7, 1e-3, 0, 1.6, 0.38, -2.5, 1.5),
 }
@@ -346,8 +406,10 @@ def test_the_fold_of_a_barrel():
 def test_no_ray_is_silently_wrong(model: str):
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        values = [400, 400, 300, 200] if "fx" in MODELS[model][1] else [400, 300, 200]
-        values += [float(v) for v in rng.normal(0, 1, len(MODELS[model][1]) - len(values))]  # of no real lens
+        names = MODELS[model].names
+        values = [dict(cx=300, cy=200, w=600).get(name, 400) for name in names if name[0] in "fcwh"]
+        values += [float(v) for v in rng.normal(0, 1, len(names) - len(values))]  # of no real lens
+        values = [abs(v) % 1 if name in ("alpha", "beta") else v for name, v in zip(names, values, strict=True)]
         lens = Lens(model, tuple(values), 600, 400)
         pixels = random_pixels(lens, 500, seed)
         directions, residual = lens.unproject(pixels)
@@ -356,7 +418,7 @@ def test_no_ray_is_silently_wrong(model: str):
         error = (lens.project(directions[found]) - pixels[found]).norm(dim=-1)
         assert (error <= 0.05).all()
         # The way from the axis to each direction is seen all along, and moves outwards: it is on the first branch.
-        if "p1" not in MODELS[model][1]:
+        if "p1" not in names and model != "EQUIRECTANGULAR":
             assert residual[~found].isinf().all()
             axis = torch.tensor([0.0, 0, 1], dtype=torch.float64)
             ways = torch.stack([axis + t * (directions[found] - axis) for t in np.linspace(0, 1, 20)])
@@ -382,7 +444,7 @@ BAD = {  # arguments, and what the error has to name
     "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0"),
     "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
     "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
-    "unsupported": (("FOV", (1.0,), 4, 4), "FOV", "image_undistorter"),
+    "alpha": (("EUCM", (500.0, 500.0, 320.0, 240.0, 1.2, 1.0), 640, 480), "EUCM", "alpha", "from 0 to 1", "1.2"),
 }
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfkit.data.cameras.lens import MODELS, Lens
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.load import format_elsewhere, load_capture
 from nerfkit.data.readers import colmap
@@ -21,13 +22,13 @@ from tests.captures import as_binary, check_refused, is_read, mutated, random_po
 from tests.naming import assert_names
 
 NAMES = ["b.png", "a/1.jpg", "a/10.jpg", "a/2.jpg", "ü.png", "B.png"]
-KNOWN = tuple(model for model, (number, _) in MODELS.items() if number is not None)
+KNOWN = tuple(model for model, row in MODELS.items() if row.number is not None)
 
 
 def a_lens(model: str) -> Lens:
     """A lens of any model, of slight distortion."""
     values = {"f": 500.0, "fx": 500.0, "fy": 501.0, "cx": 310.5, "cy": 242.25}
-    return Lens(model, tuple(values.get(name, 0.01 / (n + 3)) for n, name in enumerate(MODELS[model][1])), 640, 480)
+    return Lens(model, tuple(values.get(name, 0.01 / (n + 3)) for n, name in enumerate(MODELS[model].names)), 640, 480)
 
 
 def a_capture(names: list[str], models=("PINHOLE",), n_points: int = 40) -> Capture:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,17 @@ def test_out_of_memory_halves_the_chunk(setting, monkeypatch, backend: str | Non
     monkeypatch.setattr(image_of, "rays", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
     with pytest.raises(RuntimeError, match="shape mismatch"):
         image_of(cameras, 0)
+
+
+def test_a_video_of_panoramas_says_so(tmp_path):
+    """To ffmpeg as to any player, and it has all of its frames."""
+    for frame in range(3):
+        (tmp_path / f"{frame}.png").write_bytes(video.png_bytes(torch.rand(32, 64, 3)))
+    file = tmp_path / "v.mp4"
+    file.write_bytes(video.as_panoramas(video.video_bytes(sorted(tmp_path.glob("*.png")), 10)))
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(file), "-f", "null", "-"]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    assert "equirectangular" in said and "frame=    3" in said, said
 
 
 def test_a_video_that_fails_keeps_the_frames(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from PIL import Image
 
 from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images import batch
 from nerfkit.data.images.batch import (
     REFRESH_EVERY,
@@ -262,6 +263,28 @@ def test_what_is_drawn_is_where_it_says(windowed: bool, kind: str, masked: bool)
         assert not masked or torch.equal(drawn.ignored, drawn.column % 2 == 1)
         if windowed:
             assert set(drawn.view.tolist()) == set(source.views), "only what is in the window, and all of it"
+
+
+@pytest.mark.parametrize("windowed", [False, True], ids=["all", "window"])
+@pytest.mark.parametrize("sizes", [[(20, 10)] * 8, [(20, 10), (30, 16)] * 4], ids=["equal", "mixed"])
+def test_all_directions_of_panoramas_are_equally_likely(windowed: bool, sizes: list):
+    """And all rows of a pinhole among them."""
+    panoramas = [Lens("EQUIRECTANGULAR", (float(w), float(h)), w, h) for w, h in sizes]
+    lenses = [*panoramas[:7], Lens("SIMPLE_PINHOLE", (9.0, 9.0, 9.0), *sizes[7])]
+    cameras, pool = Cameras.from_lenses(torch.eye(4)[:3].expand(8, 3, 4), lenses), pool_of_numbers(sizes, False)
+    views = TrainingViews(cameras, pool, "black")
+    if windowed:
+        views.source = StreamingPixels(views.source.pool, CPU, 8 * 3 * 480)
+        views.source.advance(0)
+    torch.manual_seed(0)
+    drawn = views.draw(200_000)
+    view, row, column = drawn.pixels.long().unbind(-1)
+    torch.testing.assert_close(drawn.rays.directions, cameras.rays(view, column, row).directions)
+    is_around = drawn.view < 7
+    up = drawn.rays.directions[is_around, 1]
+    assert up.abs().mean() == pytest.approx(0.5, abs=0.02) and up.square().mean() == pytest.approx(1 / 3, abs=0.02)
+    counts = drawn.pixels[~is_around, 1].long().bincount()
+    assert counts.max() < 1.2 * counts.min()
 
 
 @pytest.mark.parametrize("kind", SIZES)

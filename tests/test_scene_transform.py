@@ -16,15 +16,15 @@ from nerfkit.errors import RunError, SceneError
 from tests.camera_layouts import KIND_OF, LAYOUTS, cloud, grid, look_at, moved, ring, similarity
 from tests.naming import raises_mentioning
 
+SQUARE = Lens("PINHOLE", (100.0, 100.0, 60.0, 60.0), 120, 120)
 BOX = np.array([[-1.0, -2, -3], [1, 2, 3]])
 CENTERS = {"ring": (0, 0, 0.5), "half ring": (0, 0, 0.5), "grid": (0, 9, 0), "corridor": (15, 0, 1.6)}
 
 
 def find_scene_transform(
-    poses, points=None, bounds=None, training=None, has_alpha: bool = False, up=None
+    poses, points=None, bounds=None, training=None, has_alpha: bool = False, up=None, lens: Lens = SQUARE
 ) -> SceneTransform:
     """The frame of cameras at `poses` [V, 3, 4], with `bounds` [V, 2] of their depths; `training` [V] bool."""
-    lens = Lens("PINHOLE", (100.0, 100.0, 60.0, 60.0), 120, 120)
     bounds = [None] * len(poses) if bounds is None else map(tuple, bounds)
     rows = enumerate(zip(poses, bounds, strict=True))
     images = [PosedImage(str(k), Path(str(k)), pose, lens, bounds=ends) for k, (pose, ends) in rows]
@@ -59,6 +59,20 @@ def test_kinds(name: str, with_points: bool):
         assert np.abs(frame.to_model(np.array([0, 0, 0.5]))).max() < 0.05
     if with_points and name != "corridor":
         assert ((frame.to_model(points.positions) >= frame.box[0]).all(1)).mean() > 0.95 and not frame.warnings()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("tracked", [False, True])
+def test_panoramas_see_all_around(name: str, tracked: bool):
+    """Whichever way they are turned, and what is behind them is as near as what is before them."""
+    poses, panorama = LAYOUTS[name], Lens("EQUIRECTANGULAR", (120.0, 60.0), 120, 60)
+    points = cloud(tuple(poses[0] @ [0, 0, 0.5, 1]), 0.01, 1)
+    if not tracked:
+        points = replace(points, track_lengths=points.track_lengths * 0, views=points.views[:0])
+    frame = find_scene_transform(poses, points, lens=panorama)
+    check_sane(frame)
+    assert frame.kind == "walk-through" and 0 < frame.near / frame.scale < 0.5
+    np.testing.assert_allclose(frame.center, poses[:, :, 3].mean(0))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -235,7 +235,7 @@ BAD = {  # a change of the file, and what the error has to name
 }
 
 REFUSED = {
-    "ftheta_p0": 0.1, "latlong": True, "equirectangular": True, "orthographic": True, "ortho": True, "b1": 0.1,
+    "ftheta_p0": 0.1, "equirectangular": True, "orthographic": True, "ortho": True, "b1": 0.1,
     "rolling_shutter": [0, 0, 0.1, 0], "transform_matrix_start": EYE.tolist(), "transform_matrix_end": EYE.tolist(),
     "fisheye_crop_radius": 100, "white_transparent": True, "from_na": True, "masks": "m",
 }  # fmt: skip
@@ -289,7 +289,8 @@ def test_files_that_would_change_the_scene_are_not_passed_over(tmp_path):
 K = {"k1": 0.1, "k2": 0.02}
 P = {"p1": 0.003, "p2": -0.004}
 F = (50.0, 51.0, 19.5, 15.5)
-RADIAL4 = "RADIAL4_TANGENTIAL"
+RADIAL4, PANORAMA, ARIA = "RADIAL4_TANGENTIAL", "EQUIRECTANGULAR", "RAD_TAN_THIN_PRISM_FISHEYE"
+TWELFTHS = tuple(n / 99 for n in range(12))
 
 
 @pytest.mark.parametrize(
@@ -308,6 +309,9 @@ RADIAL4 = "RADIAL4_TANGENTIAL"
         ({"camera_model": "OPENCV_FISHEYE", **K, "k3": 0.3, "k4": 0.4}, "OPENCV_FISHEYE", (*F, 0.1, 0.02, 0.3, 0.4)),
         ({"is_fisheye": True, "aabb_scale": 1, "k3": 0.3}, "OPENCV_FISHEYE", (*F, 0, 0, 0.3, 0)),
         ({"is_fisheye": 1, "distortion_params": [0.1, 0, 0, 0.2, 0, 0]}, "OPENCV_FISHEYE", (*F, 0.1, 0, 0, 0.2)),
+        ({"camera_model": "FISHEYE624", "distortion_params": list(TWELFTHS)}, ARIA, (*F, *TWELFTHS)),
+        ({"camera_model": PANORAMA, "fl_x": 20, "fl_y": 30, "cx": 20, "cy": 15, "k1": 0}, PANORAMA, (40, 30)),
+        ({"latlong": True, "fl_x": 20, "fl_y": 30, "cx": 20, "cy": 15}, PANORAMA, (40, 30)),
     ],
 )
 def test_lenses(tmp_path, values: dict, model: str, params: tuple):
@@ -356,6 +360,8 @@ LENSES = [
     Lens("OPENCV_FISHEYE", (*F, 0, 0, 0, 0), 40, 30),
     Lens("SIMPLE_RADIAL", (50.0, 19.5, 15.5, -0.1), 40, 30),
     Lens("RADIAL4_TANGENTIAL", (900.0, 900.0, 19.5, 15.5, 0.2, -40.0, 2e5, -3e7, 0, 0), 40, 30),  # a long lens
+    Lens(ARIA, (*F, *TWELFTHS), 40, 30),
+    Lens(PANORAMA, (64, 32), 64, 32),
 ]
 
 
@@ -375,7 +381,7 @@ def assert_equal(a: Capture, b: Capture) -> None:
     assert (a.splits, a.white_ignores) == (b.splits, b.white_ignores) and a.up == (b.up and pytest.approx(b.up))
 
 
-@pytest.mark.parametrize("lenses", [LENSES[1:2] * 2, LENSES[:2], LENSES[1:4], LENSES])
+@pytest.mark.parametrize("lenses", [LENSES[1:2] * 2, LENSES[:2], LENSES[1:4], LENSES[-2:-1] * 2, LENSES])
 def test_written_and_read_back(tmp_path, lenses: list[Lens]):
     splits = {"train": ["images/0.png"], "test": ["images/1.png"]}
     capture = capture_of(tmp_path, lenses, splits=splits, up=(0.0, 0.6, 0.8))
@@ -415,6 +421,8 @@ def test_what_cannot_be_written_is_named(tmp_path):
         (Capture("it", "x", masked[1:], white_ignores=True), "white"),
         (Capture("it", "x", []), "it"),
         (capture_of(tmp_path, LENSES[:1], splits={"holdout": []}), "holdout"),
+        (capture_of(tmp_path, [replace(LENSES[-1], width=32)]), "part of a panorama"),
+        (capture_of(tmp_path, [Lens("FOV", (*F, 0.9), 40, 30)]), "FOV"),
     ):
         with pytest.raises(SceneError, match=named):
             write_transforms(file, capture)

@@ -115,7 +115,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
     image_of = ImageRenderer(run.model, run.background)
     with Work(output.file(output.formats[0]), key(run, **settings)) as work:
-        views = Views(image_of, run.cameras("train"), work, grid.cell / 2, run.device)
+        views = Views(image_of, run.seeing_cameras(), work, grid.cell / 2, run.device)
         if options.source == "density":
             source = mesh.DensityField(run.model, options.level, run.device)  # an empty crop shows at once
         else:
@@ -158,7 +158,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     if name == "splats":
         points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
     with Work(output.file("ply"), key(run, kind="points")) as work:
-        views = Views(image_of, run.cameras("train"), work, 0.0, run.device)
+        views = Views(image_of, run.seeing_cameras(), work, 0.0, run.device)
         views.render()
         cloud = points.gather(views, box, cut, options.count).in_files(transform)
         counts = {name: len(cloud)}

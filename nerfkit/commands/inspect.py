@@ -23,7 +23,8 @@ from nerfkit.commands.options import InspectOptions
 from nerfkit.config import Config, DataConfig, check
 from nerfkit.data import assemble
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import MODELS, Lens
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
 from nerfkit.data.images.pixels import MaskKind, look_into, read_mask
 from nerfkit.data.judging import Judged, judge
@@ -31,7 +32,7 @@ from nerfkit.data.load import load_capture, look_at
 from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import Scene, Views, format_sizes
 from nerfkit.data.scene_transform.diagnostics import mask_diagnostics, outlines_an_object, pixel_diagnostics
-from nerfkit.data.scene_transform.rig import evenly, half_tangents
+from nerfkit.data.scene_transform.rig import evenly, half_angles
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import INSTALL, plan, root_of
 from nerfkit.device import pick_device
@@ -348,7 +349,8 @@ def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str
     shown = np.concatenate([poses[:, :, 3], np.zeros((1, 3))])  # the cameras and the center
     margin = 0.2 * max(float(np.ptp(shown, axis=0).max()), 1e-6)  # for what they look at
     low, high = shown.min(0) - margin, shown.max(0) + margin  # [3] each
-    ahead = -0.12 * (high - low).max() * poses[:, :, 2]  # [C, 3] model units
+    has_axis = np.array([[not image.lens.is_panorama] for image in images]).reshape(-1, 1)  # or else it is a dot
+    ahead = -0.12 * (high - low).max() * poses[:, :, 2] * has_axis  # [C, 3] model units
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(image.name, "in no split") for image in images])
     points = np.zeros((0, 3)) if capture.points is None else capture.points.positions
@@ -391,8 +393,8 @@ def _lenses(lenses: list[Lens]) -> list[str]:
     counts = Counter(lenses).most_common()
     lines = []
     for lens, count in counts[:MAX_LENSES]:
-        across, down = (2 * math.degrees(math.atan(tangent)) for tangent in half_tangents(lens))
-        values = " ".join(f"{n} {x:.5g}" for n, x in zip(MODELS[lens.model][1], lens.params, strict=True))
+        across, down = (2 * math.degrees(angle) for angle in half_angles(lens))
+        values = " ".join(f"{n} {x:.5g}" for n, x in zip(MODELS[lens.model].names, lens.params, strict=True))
         view = f"about {across:.0f} x {down:.0f} degrees"
         lines.append(f"{lens.model} {lens.width}x{lens.height}, {view}, {values}: {count} image{'s' * (count != 1)}")
     rest = [lens for lens, _ in counts[MAX_LENSES:]]

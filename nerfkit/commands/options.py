@@ -68,8 +68,11 @@ class RenderOptions(RunOptions):
     cameras: str = (
         "auto"  # orbit, spiral, interpolate, a split (test), FILE.json of cameras; auto: one that suits the views
     )
+    lens: Literal["pinhole", "equirectangular", "fisheye"] = (
+        "pinhole"  # equirectangular: level panoramas of 360 degrees; fisheye: circles of 180 degrees
+    )
     frames: ranged(int | None, 1, 100_000) = None  # number; if unset: 60 of orbit and spiral, 4 per view of interpolate
-    size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height; if left out, those of training
+    size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height; if unset, those of training
     fps: integer(1, 1000) = 20  # frames per second of the video
     outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal; others than rgb also as .npz, depth in scene units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<cameras> if unset

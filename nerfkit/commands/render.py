@@ -23,7 +23,16 @@ from nerfkit.model.cropping import cropped
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import color_bar, file_stems, npz_bytes, png_bytes, preview, probe_video, video_bytes
+from nerfkit.rendering.images import (
+    as_panoramas,
+    color_bar,
+    file_stems,
+    npz_bytes,
+    png_bytes,
+    preview,
+    probe_video,
+    video_bytes,
+)
 from nerfkit.safe_io import chosen, did_you_mean
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
@@ -76,7 +85,8 @@ def main(options: RenderOptions, processes: Processes = SINGLE_PROCESS) -> int:
     print(f"{len(cameras)} frames: {folder.path}")
     if not no_video and processes.is_first:
         for name, files in frames.items():
-            folder.write(f"{name}.mp4", video_bytes([folder.path / file for file in files], options.fps))
+            video = video_bytes([folder.path / file for file in files], options.fps)
+            folder.write(f"{name}.mp4", as_panoramas(video) if options.lens == "equirectangular" else video)
             print(f"video: {folder.path / name}.mp4")
     return 0
 
@@ -86,7 +96,9 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     like, n_frames, splits = run.cameras("train"), options.frames or FRAMES, run.scene.splits
     target, up = torch.tensor(run.config.data.box).view(2, 3).mean(0), torch.tensor(run.scene.up)
     if options.cameras == "auto":
-        options.cameras = "orbit" if paths.views_surround(like, target, up) else "interpolate"
+        looks_around = any(lens.is_panorama for lens in run.lenses("train"))
+        is_around = not looks_around and paths.views_surround(like, target, up)
+        options.cameras = "orbit" if is_around else "interpolate"
     path, is_file = options.cameras, options.cameras.endswith(".json")
     with_cameras = [*splits, *run.scene.paths]
     if options.frames and (is_file or path in with_cameras):
@@ -108,6 +120,8 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     else:
         known = ["auto", "orbit", "spiral", "interpolate", *with_cameras]
         raise UserError(f"--cameras {path!r} is none of {', '.join(known)}, or a FILE.json{did_you_mean(path, known)}")
+    if options.lens != "pinhole":
+        return paths.seen_around(cameras, options.lens, options.size, up)
     return cameras if options.size is None else paths.with_size(cameras, *options.size)
 
 

@@ -143,7 +143,7 @@ class OccupancyGrid(nn.Module, ABC):
             away = points[left] - cameras.positions[view]
             distance = torch.linalg.vector_norm(away, dim=-1)
             nearest[left] = torch.minimum(nearest[left], distance)
-            is_wide = bool(cameras.lenses) and cameras.lenses[view].is_fisheye  # may see what is behind its camera
+            is_wide = bool(cameras.lenses) and cameras.lenses[view].is_wide  # may see what is behind its camera
             ahead = is_wide | (away @ cameras.camera_to_world[view, :, 2].to(away.dtype) < 0)
             tried = left[ahead & (distance >= self.config.near)]
             pixel, _ = cameras.project(points[tried].to(cameras.positions.dtype), view)  # [P, 2]

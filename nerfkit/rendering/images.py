@@ -21,6 +21,13 @@ from nerfkit.errors import UserError
 
 GAP = 8  # pixels between two parts of an image, and around words
 LEAST = 160  # pixels, height of a color bar
+SPHERICAL = bytes.fromhex("ffcc8263f8554a938814587a02521fdd") + (  # what players look for in a video of panoramas
+    b'<?xml version="1.0"?><rdf:SphericalVideo xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" '
+    b'xmlns:GSpherical="http://ns.google.com/videos/1.0/spherical/"><GSpherical:Spherical>true</GSpherical:Spherical>'
+    b"<GSpherical:Stitched>true</GSpherical:Stitched><GSpherical:StitchingSoftware>nerfkit"
+    b"</GSpherical:StitchingSoftware><GSpherical:ProjectionType>equirectangular</GSpherical:ProjectionType>"
+    b"</rdf:SphericalVideo>"
+)
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
@@ -149,6 +156,25 @@ def video_bytes(frames: list[Path], fps: int) -> bytes:
         return _encode((torch.from_numpy(np.array(imageio.imread(frame)[..., :3])) / 255 for frame in frames), fps)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no video: {error}; the frames are kept in {frames[0].parent}") from None
+
+
+def as_panoramas(video: bytes) -> bytes:
+    """An MP4 file that says that it shows panoramas, as Spherical Video V1 has it: at the end of its track."""
+
+    def box(kind: bytes, start: int, end: int) -> tuple[int, int]:
+        while video[start + 4 : start + 8] != kind and start < end:
+            length = int.from_bytes(video[start : start + 4], "big")
+            start += length if length != 1 else int.from_bytes(video[start + 8 : start + 16], "big")
+        return start, start + int.from_bytes(video[start : start + 4], "big")
+
+    movie, movie_end = box(b"moov", 0, len(video))  # behind the frames, so that none of them moves
+    track, track_end = box(b"trak", movie + 8, movie_end)
+    added = (len(SPHERICAL) + 8).to_bytes(4, "big") + b"uuid" + SPHERICAL
+    content = bytearray(video)
+    for start, end in ((movie, movie_end), (track, track_end)):
+        content[start : start + 4] = (end - start + len(added)).to_bytes(4, "big")
+    content[track_end:track_end] = added
+    return bytes(content)
 
 
 def _encode(images: Iterable[Tensor], fps: int) -> bytes:

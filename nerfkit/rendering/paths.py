@@ -188,10 +188,23 @@ def in_files_world(cameras: Cameras, transform: SceneTransform | None) -> Camera
 def with_size(cameras: Cameras, width: int, height: int) -> Cameras:
     """The same cameras without distortion, for images of another size: their vertical fields of view stay, and so do
     the shapes of pixels, so that the sides show more or less."""
-    sizes = torch.tensor(cameras.sizes())  # [V, 2]
+    cameras, sizes = cameras.pinhole(), torch.tensor(cameras.sizes())  # [V, 2]
     scale, size = height / sizes[:, 1:], torch.tensor([width, height])
     center = cameras.center * scale + (size - sizes * scale) / 2
-    return replace(cameras.pinhole(), focal=cameras.focal * scale, center=center, width=width, height=height)
+    return replace(cameras, focal=cameras.focal * scale, center=center, width=width, height=height)
+
+
+def seen_around(cameras: Cameras, kind: str, size: tuple[int, int] | None, up: Tensor) -> Cameras:
+    """Cameras at the same places that take level panoramas, or fisheyes of 180 degrees across the shorter side."""
+    height = max(height for _, height in cameras.sizes())
+    width, height = size or (height * (1 + (kind == "equirectangular")), height)
+    poses, lens = cameras.camera_to_world, Lens("EQUIRECTANGULAR", (width, height), width, height)
+    if kind == "fisheye":
+        lens = Lens("SIMPLE_FISHEYE", (min(width, height) / math.pi, width / 2, height / 2), width, height)
+    else:  # a camera that looks straight down has its upper edge ahead
+        ahead = 1e-3 * poses[:, :, 1] - poses[:, :, 2]
+        poses = look_at(poses[:, :, 3], poses[:, :, 3] + ahead - (ahead @ up)[:, None] * up, up)
+    return Cameras.from_lenses(poses, [lens] * len(cameras))
 
 
 def read_path(

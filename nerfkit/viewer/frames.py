@@ -80,12 +80,12 @@ def in_browser(pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def vertical_fov(cameras: Cameras, view: int) -> float:
     """Vertical field of view of a camera without its distortion [radians]."""
-    return 2 * math.atan(cameras.size(view)[1] / 2 / float(cameras.focal[view, 1]))
+    return 2 * math.atan(cameras.size(view)[1] / 2 / float(cameras.pinhole().focal[view, 1]))
 
 
 def aspect(cameras: Cameras, view: int) -> float:
     """How wide a camera's view is for its height, whatever the shape of its pixels."""
-    (width, height), (fx, fy) = cameras.size(view), cameras.focal[view].tolist()
+    (width, height), (fx, fy) = cameras.size(view), cameras.pinhole().focal[view].tolist()
     return width / fx * fy / height
 
 
@@ -189,7 +189,8 @@ class ModelFrame:
         pixel, ahead = self.scene.cameras.project(points, self.look.view)  # [R, 2], [R]
         image = self.scene.photo(self.look.view)  # [H', W', 3]
         size = torch.tensor([image.shape[1], image.shape[0]])
-        known = (ahead > 0) & (pixel >= 0).all(-1) & (pixel < size).all(-1)
+        ahead = (ahead > 0) | bool(self.scene.cameras.lenses)  # or else pixels of what is not seen are NaN
+        known = ahead & (pixel >= 0).all(-1) & (pixel < size).all(-1)
         place = torch.where(known[:, None], pixel / size * 2 - 1, 0.0)  # from -1 to 1, between the outer edges
         seen = F.grid_sample(
             image.permute(2, 0, 1)[None], place.view(1, height, width, 2), padding_mode="border", align_corners=False

@@ -91,7 +91,7 @@ class ViewerScene:
     @property
     def has_edge(self) -> bool:
         """Whether the cameras saw a part of the surroundings, and were not all around an object."""
-        is_wide = any(lens.is_fisheye for lens in self.cameras.lenses or ())
+        is_wide = any(lens.is_wide for lens in self.cameras.lenses or ())
         return self.transform is not None and self.transform.kind != "object" and not is_wide
 
     def saw(self, points: Tensor) -> Tensor:

@@ -142,8 +142,10 @@ class Cameras:
         return replace(_each_tensor(self, lambda tensor: tensor.to(device)), table=table)
 
     def pinhole(self) -> Cameras:
-        """The same cameras without distortion."""
-        return replace(self, lenses=(), table=None)
+        """The same cameras without distortion; instead of panoramas some of 90 degrees, at least, along either side."""
+        least = [lens.is_panorama * max(lens.width, lens.height) / 2 for lens in self.lenses]
+        focal = self.focal.maximum(self.focal.new_tensor(least)[:, None]) if any(least) else self.focal
+        return replace(self, focal=focal, lenses=(), table=None)
 
     def resized(self, width: int, height: int) -> Cameras:
         """The same cameras with images of another size."""
@@ -198,7 +200,9 @@ class Cameras:
         return (torch.stack([x, -y]) / depth * self.focal[view][:, None] + self.center[view][:, None]).T, depth
 
     def z_per_distance(self, view: int, directions: Tensor) -> Tensor:
-        """Factor [R] that turns distance along each ray into depth along the view's -z axis."""
+        """Factor [R] that turns distance along each ray into depth along the view's -z axis; 1 of panoramas."""
+        if self.lenses and self.lenses[view].is_panorama:
+            return torch.ones_like(directions[:, 0])
         return -(directions @ self.camera_to_world[view, :, 2])
 
 

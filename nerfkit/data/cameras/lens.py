@@ -17,31 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nerfkit.data.cameras.lens_models import Fisheye, Perspective
+from nerfkit.data.cameras.lens_models import MODELS, Equations
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
 
-MODELS: dict[str, tuple[int | None, tuple[str, ...]]] = {  # COLMAP's number, and the names of the parameters
-    "SIMPLE_PINHOLE": (0, ("f", "cx", "cy")),
-    "PINHOLE": (1, ("fx", "fy", "cx", "cy")),
-    "SIMPLE_RADIAL": (2, ("f", "cx", "cy", "k1")),
-    "RADIAL": (3, ("f", "cx", "cy", "k1", "k2")),
-    "OPENCV": (4, ("fx", "fy", "cx", "cy", "k1", "k2", "p1", "p2")),
-    "OPENCV_FISHEYE": (5, ("fx", "fy", "cx", "cy", "k1", "k2", "k3", "k4")),
-    "FULL_OPENCV": (6, ("fx", "fy", "cx", "cy", "k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6")),
-    "SIMPLE_RADIAL_FISHEYE": (8, ("f", "cx", "cy", "k1")),
-    "RADIAL_FISHEYE": (9, ("f", "cx", "cy", "k1", "k2")),
-    "SIMPLE_FISHEYE": (14, ("f", "cx", "cy")),
-    "FISHEYE": (15, ("fx", "fy", "cx", "cy")),
-    "RADIAL4_TANGENTIAL": (None, ("fx", "fy", "cx", "cy", "k1", "k2", "k3", "k4", "p1", "p2")),  # nerfstudio's
-}
-UNSUPPORTED: dict[str, int] = {  # models of COLMAP's that nerfkit does not know, with their numbers
-    "FOV": 7, "THIN_PRISM_FISHEYE": 10, "RAD_TAN_THIN_PRISM_FISHEYE": 11, "SIMPLE_DIVISION": 12, "DIVISION": 13,
-    "EUCM": 16, "EQUIRECTANGULAR": 17,
-}  # fmt: skip
 UNDISTORT = "undistort the images with COLMAP's image_undistorter"
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
+BOUNDS = {"omega": (-3.1, 3.1), "alpha": (0, 1), "beta": (1e-6, 1e6)}  # of coefficients that are none of a polynomial
 CENTER_MARGIN = 10  # sides of the image: the principal point of a cropped image may lie outside, but not by far
 COEFFICIENT_LIMIT = 1e12  # high orders of a long lens are large
 TOLERANCE = 0.05  # pixels between a pixel and the projection of its direction
@@ -60,9 +43,8 @@ class DirectionMap(NamedTuple):
 class Lens:
     """A camera model of one image size. Pixel centres lie at +0.5; axes are OpenCV's: x right, y down, z forward.
 
-    A pixel is (fx x' + cx, fy y' + cy), with (x', y') of `lens_models.Fisheye` or `lens_models.Perspective`. Of the
-    latter, k1, k2, k3 are n1, n2, n3; k4, k5, k6 of FULL_OPENCV are d1, d2, d3, but k4 of RADIAL4_TANGENTIAL is n4.
-    Coefficients that a model does not have are 0, and f is both fx and fy.
+    A pixel is (fx x' + cx, fy y' + cy), with (x', y') of `lens_models.Equations`. Coefficients that a model does not
+    have are 0, and f is both fx and fy. A panorama's follow from its size.
     """
 
     model: str  # COLMAP's name of it
@@ -71,8 +53,6 @@ class Lens:
     height: int
 
     def __post_init__(self) -> None:
-        if self.model in list(UNSUPPORTED):
-            raise SceneError(f"camera model {self.model} is not supported; {UNDISTORT}")
         if self.model not in list(MODELS):  # a list can be searched for any value, also one without a hash
             raise SceneError(
                 f"unknown camera model {_got(self.model)}; known are {', '.join(MODELS)}; else {UNDISTORT}"
@@ -80,15 +60,15 @@ class Lens:
         for name, side in (("width", self.width), ("height", self.height)):
             if not isinstance(side, int) or not 1 <= side <= SIDE_LIMIT:
                 raise SceneError(f"{name} must be a whole number of pixels from 1 to {SIDE_LIMIT}, got {_got(side)}")
-        names, where = MODELS[self.model][1], f"camera model {self.model}"
+        names, where = MODELS[self.model].names, f"camera model {self.model}"
         if len(self.params) != len(names):
             wanted = f"{len(names)} parameters ({', '.join(names)})"
             raise SceneError(f"{where} has {wanted}, got {len(self.params)}: {_got(self.params)}")
         for name, value in zip(names, self.params, strict=True):
-            if not isinstance(value, (int, float)) or not abs(value) <= COEFFICIENT_LIMIT:  # nor is NaN
-                limits = f"from {-COEFFICIENT_LIMIT:g} to {COEFFICIENT_LIMIT:g}"
-                raise SceneError(f"{where}: {name} must be a number {limits}, got {_got(value)}")
-            if name[0] == "f" and not FOCAL_LIMITS[0] <= value <= FOCAL_LIMITS[1]:
+            low, high = BOUNDS.get(name, (-COEFFICIENT_LIMIT, COEFFICIENT_LIMIT))
+            if not isinstance(value, (int, float)) or not low <= value <= high:  # nor is NaN
+                raise SceneError(f"{where}: {name} must be a number from {low:g} to {high:g}, got {_got(value)}")
+            if name[0] in "fwh" and not FOCAL_LIMITS[0] <= value <= FOCAL_LIMITS[1]:
                 wanted = "between {:g} and {:g} pixels".format(*FOCAL_LIMITS)
                 raise SceneError(f"{where}: the focal length {name} must lie {wanted}, got {value:g}")
         object.__setattr__(self, "params", tuple(map(float, self.params)))
@@ -103,42 +83,58 @@ class Lens:
     def focal(self) -> tuple[float, float]:
         """(fx, fy) [pixels]."""
         named = self.named()
+        if self.is_panorama:
+            return named["w"] / (2 * math.pi), named["h"] / math.pi
         return named.get("fx", named.get("f")), named.get("fy", named.get("f"))
 
     @property
     def center(self) -> tuple[float, float]:
         """(cx, cy), the principal point from the upper left corner [pixels]."""
         named = self.named()
-        return named["cx"], named["cy"]
+        return (named["w"] / 2, named["h"] / 2) if self.is_panorama else (named["cx"], named["cy"])
 
     @property
     def is_pinhole(self) -> bool:
         """Whether it distorts nothing."""
-        return _equations(self.model, self.params).is_pinhole
+        return self.equations.is_pinhole
 
     @property
-    def is_fisheye(self) -> bool:
-        """Whether it bends angles, so that it may see beyond 90 degrees."""
-        return isinstance(_equations(self.model, self.params), Fisheye)
+    def is_flat(self) -> bool:
+        """Whether it shows a plane, more or less distorted, rather than angles."""
+        return MODELS[self.model].projection == "perspective"
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it may see beyond 90 degrees from its axis."""
+        return self.equations.is_wide
+
+    @property
+    def is_panorama(self) -> bool:
+        """Whether it sees all around, columns being longitudes and rows latitudes."""
+        return MODELS[self.model].projection == "sphere"
+
+    @property
+    def equations(self) -> Equations:
+        """The lens in focal lengths, without its focal length and centre."""
+        return _equations(self.model, self.params)
 
     def resized(self, width: int, height: int) -> Lens:
         """The lens of the same images at another size, with a focal length for each axis if they differ now."""
         scale_x, scale_y = width / self.width, height / self.height
         named, model = self.named() | dict(zip(("fx", "fy"), self.focal, strict=True)), self.model
         if scale_x != scale_y and "f" in named:  # the same equations with a focal length for each axis
-            model = "OPENCV_FISHEYE" if self.is_fisheye else "OPENCV" if "k1" in named else "PINHOLE"
-        for key in ("f", "fx", "cx"):
-            named[key] = named.get(key, 0.0) * scale_x
-        for key in ("fy", "cy"):
-            named[key] *= scale_y
-        return Lens(model, tuple(named.get(name, 0.0) for name in MODELS[model][1]), width, height)
+            flat = "OPENCV" if "k1" in named else "PINHOLE"
+            model = {"angle": "OPENCV_FISHEYE", "division": "DIVISION"}.get(MODELS[model].projection, flat)
+        for keys, scale in ((("f", "fx", "cx", "w"), scale_x), (("fy", "cy", "h"), scale_y)):
+            named |= {key: named[key] * scale for key in keys if key in named}
+        return Lens(model, tuple(named.get(name, 0.0) for name in MODELS[model].names), width, height)
 
     def project(self, points: Tensor) -> Tensor:
         """Pixels [N, 2] of points [N, 3] in camera axes, of their type; differentiable.
 
         NaN where a point is not seen: behind a perspective lens, or beyond the fold of its polynomial.
         """
-        pixels = _equations(self.model, self.params).project(points).unbind(-1)
+        pixels = self.equations.project(points).unbind(-1)
         return torch.stack([f * x + c for f, x, c in zip(self.focal, pixels, self.center, strict=True)], dim=-1)
 
     def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +145,7 @@ class Lens:
         """
         pixels = pixels.double()
         focal, center = pixels.new_tensor(self.focal), pixels.new_tensor(self.center)
-        directions = _equations(self.model, self.params).unproject((pixels - center) / focal)
+        directions = self.equations.unproject((pixels - center) / focal)
         residual = torch.linalg.vector_norm(self.project(directions) - pixels, dim=-1).nan_to_num(nan=math.inf)
         return torch.where(residual.isinf()[:, None], math.nan, directions), residual
 
@@ -187,19 +183,10 @@ class Lens:
 
     def named(self) -> dict[str, float]:
         """Parameters by name."""
-        return dict(zip(MODELS[self.model][1], self.params, strict=True))
+        return dict(zip(MODELS[self.model].names, self.params, strict=True))
 
 
-@lru_cache(maxsize=4096)
-def _equations(model: str, params: tuple[float, ...]) -> Perspective | Fisheye:
-    """The lens in focal lengths, without its focal length and centre."""
-    named = dict(zip(MODELS[model][1], params, strict=True))
-    k1, k2, k3, k4, *denominator, p1, p2 = (named.get(name, 0.0) for name in "k1 k2 k3 k4 k5 k6 p1 p2".split())
-    if model.endswith("FISHEYE"):
-        return Fisheye((k1, k2, k3, k4))
-    if model == "RADIAL4_TANGENTIAL":
-        return Perspective((k1, k2, k3, k4), (0.0, 0.0, 0.0), (p1, p2))
-    return Perspective((k1, k2, k3, 0.0), (k4, *denominator), (p1, p2))
+_equations = lru_cache(maxsize=4096)(Equations.of)
 
 
 def _got(value: object) -> str:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The equations of lenses, in units of the focal length: points in front of a camera -> where they appear, and back.
+"""The equations of lenses, in units of the focal length: points around a camera -> where they appear, and back.
 
-Axes are OpenCV's: x right, y down, z forward. A polynomial describes a lens only as far as it rises: where its slope
-turns negative it folds back, and two directions would share a pixel. Beyond that fold nothing is seen: NaN.
+Axes are OpenCV's: x right, y down, z forward. A lens is a row of MODELS: one of PROJECTIONS, which leads to a plane,
+and distortions of that plane. A polynomial describes a lens only as far as it rises: where its slope turns negative it
+folds back, and two directions would share a pixel. Beyond that fold nothing is seen: NaN.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,23 +25,213 @@ TOLERANCE = 1e-15  # of a root, relative to itself + 1
 FARTHEST = 1e9  # focal lengths from the centre that the search looks at
 
 
+def _perspective(points: Tensor) -> tuple[Tensor, Tensor]:
+    """(x', y') = (X, Y) / Z"""
+    ahead, plane = points.detach()[:, 2], points.detach()[:, :2] / points.detach()[:, 2:]
+    seen = (ahead > 0) & (plane.square().sum(-1) < math.inf)
+    sideways = torch.where(seen[:, None], points[:, :2], 0)  # so that gradients of the others are finite
+    return sideways / torch.where(seen, points[:, 2], 1)[:, None], seen
+
+
+def _from_perspective(plane: Tensor) -> Tensor:
+    return torch.cat([plane, torch.ones_like(plane[:, :1])], dim=-1)
+
+
+def _angle(points: Tensor, omega: float | None = None) -> tuple[Tensor, Tensor]:
+    """(x', y') = (X, Y) t / r, with r = |(X, Y)| and t = atan2(r, Z), also beyond 90 degrees; or, before the camera
+    alone, with Devernay's t = atan2(2 tan(omega / 2) r, Z) / omega"""
+    (x, y, z), (stretch, share) = points.unbind(-1), _arc(omega)
+    # Where r is tiny, t / r is 1 / Z to the last digit, and the gradient of r at 0 is left out.
+    near = (x * x + y * y <= 1e-16 * z * z) & (z > 0)
+    away = ~near & (x * x + y * y > 0)
+    r = torch.where(away, x * x + y * y, 1).sqrt()
+    angle = torch.where(away, torch.atan2(stretch * r, torch.where(away, z, 1)), 0)
+    scale = torch.where(near, stretch / torch.where(near, z, 1), angle / r) / share
+    return points[:, :2] * scale[:, None], near | (away & ((z > 0) | (omega is None)))
+
+
+def _from_angle(plane: Tensor, omega: float | None = None) -> Tensor:
+    (stretch, share), bent = _arc(omega), torch.linalg.vector_norm(plane, dim=-1)  # [N]
+    angle = torch.where(share * bent <= math.pi, share * bent, math.nan)
+    sideways = plane * torch.where(bent > 0, angle.sin() / bent, share)[:, None]
+    return torch.cat([sideways / stretch, angle.cos()[:, None]], dim=-1)
+
+
+def _arc(omega: float | None) -> tuple[float, float]:
+    """What stretches r, and what t is divided by."""
+    return (1.0, 1.0) if omega is None else (2 * math.tan((omega or 1e-9) / 2), omega or 1e-9)
+
+
+def _division(points: Tensor, k: float) -> tuple[Tensor, Tensor]:
+    """(X, Y) / Z = (x', y') / (1 + k r'2)"""
+    x, y, z = points.unbind(-1)
+    root = z * z - 4 * k * (x * x + y * y)
+    seen = root > 0
+    divisor = z + torch.where(seen, root, 1).sqrt()
+    seen = seen & (divisor > 0)
+    return points[:, :2] * (2 / torch.where(seen, divisor, 1))[:, None], seen
+
+
+def _from_division(plane: Tensor, k: float) -> Tensor:
+    bend = k * plane.square().sum(-1, keepdim=True)
+    return torch.cat([plane, torch.where(bend < 1, 1 + bend, math.nan)], dim=-1)
+
+
+def _unified(points: Tensor, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
+    """(x', y') = (X, Y) / (alpha d + (1 - alpha) Z), with d2 = beta (X2 + Y2) + Z2"""
+    x, y, z = points.unbind(-1)
+    square = beta * (x * x + y * y) + z * z
+    seen = square > 0
+    d = torch.where(seen, square, 1).sqrt()
+    divisor = alpha * d + (1 - alpha) * z
+    seen = seen & (divisor > 0) & (z > -min(1.0, (1 - alpha) / max(alpha, 0.5)) * d)
+    return points[:, :2] / torch.where(seen, divisor, 1)[:, None], seen
+
+
+def _from_unified(plane: Tensor, alpha: float, beta: float) -> Tensor:
+    square = beta * plane.square().sum(-1, keepdim=True)
+    z = (1 - alpha * alpha * square) / (alpha * (1 - (2 * alpha - 1) * square).sqrt() + 1 - alpha)
+    return torch.cat([plane, z], dim=-1)
+
+
+def _sphere(points: Tensor) -> tuple[Tensor, Tensor]:
+    """x' = longitude, y' = latitude [radians]: 0 straight ahead, rising to the right and down"""
+    x, y, z = points.unbind(-1)
+    level = x * x + z * z
+    aside = level > 0  # of the poles, whose longitude is 0
+    longitude = torch.atan2(torch.where(aside, x, 0), torch.where(aside, z, 1))
+    latitude = torch.atan2(y, torch.where(aside, torch.where(aside, level, 1).sqrt(), 0))
+    return torch.stack([longitude, latitude], dim=-1), aside | (y != 0)
+
+
+def _from_sphere(plane: Tensor) -> Tensor:
+    limit = plane.new_tensor([1, 0.5]) * (math.pi + 1e-9)
+    longitude, latitude = torch.where((plane.abs() <= limit).all(-1, keepdim=True), plane, math.nan).unbind(-1)
+    level = latitude.cos()
+    return torch.stack([level * longitude.sin(), latitude.sin(), level * longitude.cos()], dim=-1)
+
+
+class Projection(NamedTuple):
+    """Directions to a plane and back; what it has of parameters follows the points."""
+
+    project: Callable[..., tuple[Tensor, Tensor]]  # [N, 3] -> [N, 2] with finite gradients, and which are seen [N]
+    unproject: Callable[..., Tensor]  # [N, 2] -> [N, 3] of any length; NaN beyond the last direction
+    is_wide: Callable[..., bool]  # whether directions beyond 90 degrees from the axis may be seen
+
+
+PROJECTIONS = {
+    "perspective": Projection(_perspective, _from_perspective, lambda: False),
+    "angle": Projection(_angle, _from_angle, lambda: True),
+    "field of view": Projection(_angle, _from_angle, lambda omega: False),
+    "division": Projection(_division, _from_division, lambda k: k < 0),
+    "unified": Projection(_unified, _from_unified, lambda alpha, beta: alpha > 0),
+    "sphere": Projection(_sphere, _from_sphere, lambda: True),
+}
+
+
+class Model(NamedTuple):
+    """A camera model: what its parameters are called, and how they bend light."""
+
+    number: int | None  # COLMAP's
+    names: tuple[str, ...]  # of the parameters, in COLMAP's order
+    projection: str = "perspective"  # of PROJECTIONS
+    distortions: tuple[tuple[str, ...], ...] = ()  # names of the coefficients in the order of Distortion's, or 0
+
+
+RADIAL = (("k1 k2 k3", "k4 k5 k6", "p1 p2"),)  # OpenCV's, of which most models have a part
+EVEN = (("k1 k2 k3 k4", "0", "p1 p2", "sx1 0 sy1 0"),)
+ARIA = (("k0 k1 k2 k3 k4 k5", "0"), ("0", "0", "p1 p0", "s0 s1 s2 s3"))  # tangential terms of what is bent already
+MODELS: dict[str, Model] = {
+    name: Model(number, tuple(names.split()), *how)
+    for name, number, names, *how in (
+        ("SIMPLE_PINHOLE", 0, "f cx cy"),
+        ("PINHOLE", 1, "fx fy cx cy"),
+        ("SIMPLE_RADIAL", 2, "f cx cy k1", "perspective", RADIAL),
+        ("RADIAL", 3, "f cx cy k1 k2", "perspective", RADIAL),
+        ("OPENCV", 4, "fx fy cx cy k1 k2 p1 p2", "perspective", RADIAL),
+        ("OPENCV_FISHEYE", 5, "fx fy cx cy k1 k2 k3 k4", "angle", EVEN),
+        ("FULL_OPENCV", 6, "fx fy cx cy k1 k2 p1 p2 k3 k4 k5 k6", "perspective", RADIAL),
+        ("FOV", 7, "fx fy cx cy omega", "field of view"),
+        ("SIMPLE_RADIAL_FISHEYE", 8, "f cx cy k1", "angle", EVEN),
+        ("RADIAL_FISHEYE", 9, "f cx cy k1 k2", "angle", EVEN),
+        ("THIN_PRISM_FISHEYE", 10, "fx fy cx cy k1 k2 p1 p2 k3 k4 sx1 sy1", "angle", EVEN),
+        ("RAD_TAN_THIN_PRISM_FISHEYE", 11, "fx fy cx cy k0 k1 k2 k3 k4 k5 p0 p1 s0 s1 s2 s3", "angle", ARIA),
+        ("SIMPLE_DIVISION", 12, "f cx cy k", "division"),
+        ("DIVISION", 13, "fx fy cx cy k", "division"),
+        ("SIMPLE_FISHEYE", 14, "f cx cy", "angle"),
+        ("FISHEYE", 15, "fx fy cx cy", "angle"),
+        ("EUCM", 16, "fx fy cx cy alpha beta", "unified"),
+        ("EQUIRECTANGULAR", 17, "w h", "sphere"),  # w pixels are 360 degrees, h are 180
+        ("RADIAL4_TANGENTIAL", None, "fx fy cx cy k1 k2 k3 k4 p1 p2", "perspective", EVEN),  # nerfstudio's
+    )
+}
+
+
 @dataclass(frozen=True)
-class Perspective:
-    """Radial and tangential distortion of the image plane. With (x, y) = (X, Y) / Z and r2 = x2 + y2:
+class Equations:
+    """A lens without its focal length and centre."""
 
-    d = (1 + n1 r2 + n2 r4 + n3 r6 + n4 r8) / (1 + d1 r2 + d2 r4 + d3 r6)
-    x' = d x + 2 p1 x y + p2 (r2 + 2 x2)
-    y' = d y + 2 p2 x y + p1 (r2 + 2 y2)
-    """
+    projection: str  # of PROJECTIONS
+    values: tuple[float, ...]  # its parameters
+    distortions: tuple[Distortion, ...]  # one after another
 
-    numerator: tuple[float, float, float, float]  # n1 .. n4
-    denominator: tuple[float, float, float]  # d1 .. d3
-    tangential: tuple[float, float]  # p1, p2
+    @classmethod
+    def of(cls, model: str, params: tuple[float, ...]) -> Equations:
+        """Those of a row of MODELS."""
+        row = MODELS[model]
+        named = dict(zip(row.names, params, strict=True))
+        terms = ([tuple(named.get(n, 0.0) for n in names.split()) for names in stage] for stage in row.distortions)
+        stages = (Distortion(*of_stage) for of_stage in terms)
+        values = tuple(named[name] for name in row.names if name in ("omega", "k", "alpha", "beta"))
+        return cls(row.projection, values, tuple(stage for stage in stages if stage.distorts))
 
     @property
     def is_pinhole(self) -> bool:
         """Whether nothing is distorted."""
-        return not any(self.numerator + self.denominator + self.tangential)
+        return self.projection == "perspective" and not self.distortions
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether directions beyond 90 degrees from the axis may be seen."""
+        return PROJECTIONS[self.projection].is_wide(*self.values)
+
+    def project(self, points: Tensor) -> Tensor:
+        """(x', y') [N, 2] of points [N, 3]; NaN where they are not seen."""
+        plane, seen = PROJECTIONS[self.projection].project(points, *self.values)
+        for distortion in self.distortions:
+            seen = seen & distortion.holds(plane.detach())
+            plane = distortion.apply(torch.where(seen[:, None], plane, 0))
+        return torch.where(seen[:, None], plane, math.nan)
+
+    def unproject(self, plane: Tensor) -> Tensor:
+        """Unit directions [N, 3] of (x', y') [N, 2] float64; where there is none, `project` of it is NaN or far off."""
+        for distortion in reversed(self.distortions):
+            plane = distortion.invert(plane)
+        return normalize(PROJECTIONS[self.projection].unproject(plane, *self.values), dim=-1)
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """Radial, tangential and prism distortion of a plane. With r2 = x2 + y2:
+
+    d = (1 + n1 r2 + n2 r4 + ...) / (1 + d1 r2 + d2 r4 + d3 r6)
+    x' = d x + 2 p1 x y + p2 (r2 + 2 x2) + s1 r2 + s2 r4
+    y' = d y + 2 p2 x y + p1 (r2 + 2 y2) + s3 r2 + s4 r4
+    """
+
+    numerator: tuple[float, ...]  # n1 ...
+    denominator: tuple[float, ...]  # d1 ...
+    tangential: tuple[float, ...] = (0.0, 0.0)  # p1, p2
+    prism: tuple[float, ...] = ()  # s1 .. s4, or none
+
+    @property
+    def distorts(self) -> bool:
+        """Whether any coefficient is not 0."""
+        return any(self.numerator + self.denominator + self.tangential + self.prism)
+
+    @property
+    def _is_radial(self) -> bool:
+        return not any(self.tangential + self.prism)
 
     @cached_property
     def fold(self) -> float:
@@ -49,23 +241,30 @@ class Perspective:
         slope[1:] += 2 * np.convolve(_derivative(top), bottom) - 2 * np.convolve(top, _derivative(bottom))
         return math.sqrt(min(_first_root(slope), _first_root(bottom)))
 
-    def project(self, points: Tensor) -> Tensor:
-        """(x', y') [N, 2] of points [N, 3]; NaN behind the camera and beyond the fold."""
-        ahead, plane = points.detach()[:, 2], points.detach()[:, :2] / points.detach()[:, 2:]
-        seen = (ahead > 0) & (plane.square().sum(-1) < self.fold**2)
-        if any(self.tangential):
-            xx, xy, yy = self._slopes(plane)
-            seen &= (xx > 0) & (xx * yy > xy * xy)  # positive definite, as it is at the centre
-        sideways = torch.where(seen[:, None], points[:, :2], 0)  # so that gradients of the others are finite
-        distorted = self._distort(sideways / torch.where(seen, points[:, 2], 1)[:, None])
-        return torch.where(seen[:, None], distorted, math.nan)
+    def holds(self, plane: Tensor) -> Tensor:
+        """Where (x, y) [N, 2] lie before the fold, bool [N]."""
+        holds = plane.square().sum(-1) < self.fold**2
+        if not self._is_radial:
+            xx, xy, yx, yy = self._slopes(plane)
+            holds &= (xx > 0) & (xx * yy > xy * yx)  # as at the centre
+        return holds
 
-    def unproject(self, distorted: Tensor) -> Tensor:
-        """Unit directions [N, 3] of (x', y') [N, 2] float64; where there is none, `project` of it is NaN or far off."""
-        plane = distorted if self.is_pinhole else self._undistort_radial(distorted)
-        if any(self.tangential):
-            plane = self._newton(plane, distorted)
-        return normalize(torch.cat([plane, torch.ones_like(plane[:, :1])], dim=-1), dim=-1)
+    def invert(self, distorted: Tensor) -> Tensor:
+        """(x, y) [N, 2] of (x', y') [N, 2]; where there is none, NaN or far off."""
+        plane = self._undistort_radial(distorted)
+        return plane if self._is_radial else self._newton(plane, distorted)
+
+    def apply(self, plane: Tensor) -> Tensor:
+        """(x', y') [N, 2] of (x, y) [N, 2]."""
+        (x, y), (p1, p2) = plane.unbind(-1), self.tangential
+        r2 = x * x + y * y
+        factor, _ = self._factor(r2)
+        distorted_x = factor * x + 2 * p1 * x * y + p2 * (r2 + 2 * x * x)
+        distorted_y = factor * y + 2 * p2 * x * y + p1 * (r2 + 2 * y * y)
+        if any(self.prism):
+            s1, s2, s3, s4 = self.prism
+            distorted_x, distorted_y = distorted_x + r2 * (s1 + s2 * r2), distorted_y + r2 * (s3 + s4 * r2)
+        return torch.stack([distorted_x, distorted_y], dim=-1)
 
     def _factor(self, r2: Tensor) -> tuple[Tensor, Tensor]:
         """d and its derivative by r2, [N] each."""
@@ -77,23 +276,19 @@ class Perspective:
         factor = factor / divisor
         return factor, (slope - factor * _polynomial(_derivative(bottom), r2)) / divisor
 
-    def _distort(self, plane: Tensor) -> Tensor:
-        """(x', y') [N, 2] of (x, y) [N, 2]."""
+    def _slopes(self, plane: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """dx'/dx, dx'/dy, dy'/dx and dy'/dy at (x, y) [N, 2], [N] each."""
         (x, y), (p1, p2) = plane.unbind(-1), self.tangential
         r2 = x * x + y * y
-        factor, _ = self._factor(r2)
-        distorted_x = factor * x + 2 * p1 * x * y + p2 * (r2 + 2 * x * x)
-        distorted_y = factor * y + 2 * p2 * x * y + p1 * (r2 + 2 * y * y)
-        return torch.stack([distorted_x, distorted_y], dim=-1)
-
-    def _slopes(self, plane: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """dx'/dx, dx'/dy = dy'/dx and dy'/dy at (x, y) [N, 2], [N] each."""
-        (x, y), (p1, p2) = plane.unbind(-1), self.tangential
-        factor, slope = self._factor(x * x + y * y)
+        factor, slope = self._factor(r2)
         xx = factor + 2 * slope * x * x + 2 * p1 * y + 6 * p2 * x
-        xy = 2 * slope * x * y + 2 * p1 * x + 2 * p2 * y
+        xy = yx = 2 * slope * x * y + 2 * p1 * x + 2 * p2 * y
         yy = factor + 2 * slope * y * y + 6 * p1 * y + 2 * p2 * x
-        return xx, xy, yy
+        if any(self.prism):
+            s1, s2, s3, s4 = self.prism
+            along_x, along_y = 2 * s1 + 4 * s2 * r2, 2 * s3 + 4 * s4 * r2
+            xx, xy, yx, yy = xx + along_x * x, xy + along_x * y, yx + along_y * x, yy + along_y * y
+        return xx, xy, yx, yy
 
     def _undistort_radial(self, distorted: Tensor) -> Tensor:
         """(x, y) [N, 2] whose radial distortion alone gives (x', y') [N, 2]; NaN where nothing does.
@@ -106,7 +301,7 @@ class Perspective:
             return r * factor, factor + 2 * r * r * slope
 
         norm = target = torch.linalg.vector_norm(distorted, dim=-1)  # [N]
-        is_start = any(self.tangential)
+        is_start = not self._is_radial
         if is_start and math.isfinite(self.fold):
             target = target.minimum(radius_and_slope(target.new_tensor(0.999 * self.fold))[0])
         radius = _invert_rising(radius_and_slope, target, self.fold, 1e-4 if is_start else TOLERANCE)
@@ -115,61 +310,14 @@ class Perspective:
     def _newton(self, plane: Tensor, distorted: Tensor) -> Tensor:
         """(x, y) [N, 2] that give (x', y'), from a start that is near."""
         for _ in range(NEWTON_ITERATIONS):
-            error_x, error_y = (self._distort(plane) - distorted).unbind(-1)
-            xx, xy, yy = self._slopes(plane)
-            step = torch.stack([yy * error_x - xy * error_y, xx * error_y - xy * error_x], dim=-1)
-            step = step / (xx * yy - xy * xy)[:, None]
+            error_x, error_y = (self.apply(plane) - distorted).unbind(-1)
+            xx, xy, yx, yy = self._slopes(plane)
+            step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1)
+            step = step / (xx * yy - xy * yx)[:, None]
             plane = plane - step
             if not (step.abs() > TOLERANCE * (1 + plane.abs())).any():
                 break
         return plane
-
-
-@dataclass(frozen=True)
-class Fisheye:
-    """Distortion of the angle from the axis, also beyond 90 degrees. With r = |(X, Y)| and t = atan2(r, Z):
-
-    t' = t (1 + k1 t2 + k2 t4 + k3 t6 + k4 t8)
-    (x', y') = (X, Y) t' / r
-    """
-
-    coefficients: tuple[float, float, float, float]  # k1 .. k4
-
-    is_pinhole = False
-
-    @cached_property
-    def fold(self) -> float:
-        """Angle [radians] at which t' stops rising; pi, straight behind, if it never does."""
-        return min(math.sqrt(_first_root(self._slopes)), math.pi)
-
-    @property
-    def _slopes(self) -> tuple[float, ...]:
-        """Coefficients of dt'/dt in powers of t2."""
-        return tuple((2 * power + 1) * value for power, value in enumerate((1, *self.coefficients)))
-
-    def project(self, points: Tensor) -> Tensor:
-        """(x', y') [N, 2] of points [N, 3]; NaN straight behind, at the camera itself and beyond the fold."""
-        x, y, z = points.unbind(-1)
-        # Where r is tiny, t' / r is 1 / Z to the last digit, and the gradient of r at 0 is left out.
-        near = (x * x + y * y <= 1e-16 * z * z) & (z > 0)
-        away = ~near & (x * x + y * y > 0)
-        r = torch.where(away, x * x + y * y, 1).sqrt()
-        angle = torch.where(away, torch.atan2(r, torch.where(away, z, 1)), 0)
-        scale = torch.where(near, 1 / torch.where(near, z, 1), self._bend(angle)[0] / r)
-        seen = near | (away & (angle < self.fold))
-        return torch.where(seen[:, None], points[:, :2] * scale[:, None], math.nan)
-
-    def unproject(self, distorted: Tensor) -> Tensor:
-        """Unit directions [N, 3] of (x', y') [N, 2] float64; where there is none, `project` of it is NaN or far off."""
-        bent = torch.linalg.vector_norm(distorted, dim=-1)  # [N]
-        angle = _invert_rising(self._bend, bent, self.fold) if any(self.coefficients) else bent.clamp(max=math.pi)
-        sideways = distorted * torch.where(bent > 0, angle.sin() / bent, 1)[:, None]
-        return normalize(torch.cat([sideways, angle.cos()[:, None]], dim=-1), dim=-1)
-
-    def _bend(self, angle: Tensor) -> tuple[Tensor, Tensor]:
-        """t' and its derivative at angles t [N]."""
-        factor = _polynomial((1, *self.coefficients), angle * angle)
-        return angle * factor, _polynomial(self._slopes, angle * angle)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:

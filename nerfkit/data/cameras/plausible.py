@@ -60,10 +60,10 @@ def _implausible(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, s
         else:
             unit = "was it found for other images? Give that of these"
         yield "center", f"the principal point ({cx:.5g}, {cy:.5g}) lies far from the middle of {size} images: {unit}"
-    is_short = shortest < (SHORTEST_FISHEYE * min(width, height) if lens.is_fisheye else SHORTEST * longer)
+    is_short = shortest < (SHORTEST * longer if lens.is_flat else SHORTEST_FISHEYE * min(width, height))
     if is_short or max(fx, fy) > LONGEST * longer:
         across = longer / shortest
-        degrees = math.degrees(across if lens.is_fisheye else 2 * math.atan(across / 2))
+        degrees = math.degrees(2 * math.atan(across / 2) if lens.is_flat else across)
         advice = "if the angle was in radians, give degrees; if it is of larger images, give pixels of these"
         if is_short:
             advice = "if it is in millimetres, a share of the image, or of smaller images, give pixels of these"
@@ -80,7 +80,7 @@ def _implausible(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, s
 
 def _distortion(lens: Lens) -> str | None:
     """Of a lens that folds within the image, as training refuses it, or that draws its corners far outwards."""
-    if lens.is_pinhole:
+    if lens.is_pinhole or lens.is_panorama:
         return None
     try:
         lens.direction_map(max(1, max(lens.width, lens.height) // COARSE))
@@ -89,12 +89,12 @@ def _distortion(lens: Lens) -> str | None:
     corners = torch.cartesian_prod(*(torch.tensor([0.5, side - 0.5]) for side in (lens.width, lens.height)))
     directions, residual = lens.unproject(corners)
     across = torch.linalg.vector_norm(directions[:, :2], dim=-1)
-    straight = torch.atan2(across, directions[:, 2]) if lens.is_fisheye else across / directions[:, 2]
+    straight = across / directions[:, 2] if lens.is_flat else torch.atan2(across, directions[:, 2])
     distance = torch.linalg.vector_norm((corners - torch.tensor(lens.center)) / torch.tensor(lens.focal), dim=-1)
     ratio = torch.where(residual <= TOLERANCE, distance / straight, 0).max().item()
-    if ratio <= (PINCUSHION_FISHEYE if lens.is_fisheye else PINCUSHION):
+    if ratio <= (PINCUSHION if lens.is_flat else PINCUSHION_FISHEYE):
         return None
-    values = ", ".join(f"{name} {value:.4g}" for name, value in lens.named().items() if name[0] in "kp" and value)
+    values = ", ".join(f"{name} {value:.4g}" for name, value in lens.named().items() if name[0] not in "fc" and value)
     return (
         f"{values} of {lens.model} draw the corners {ratio:.2f} times as far out as they were without: no lens does; "
         "find the poses again, or correct the coefficients"

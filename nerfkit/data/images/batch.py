@@ -6,8 +6,9 @@ The pixels come from all images on the device, or from a window of them that mov
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ class ImagePool:
     sizes: tuple[tuple[int, int], ...]  # width and height of each image
     ignored: Tensor | None = None  # [P] bool, pixels that do not count
     depth: Tensor | None = None  # [P, 2] float16, distance along the ray [model units], and how much it counts; or 0, 0
+    panoramas: Tensor | None = None  # [V] heights of the images whose rows are latitudes, 0 of others; None: all others
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -40,7 +42,7 @@ class ImagePool:
     def to(self, device: torch.device | str) -> ImagePool:
         """The same images on `device`."""
         pixels, ignored, depth = (None if part is None else part.to(device) for part in self.parts)
-        return ImagePool(pixels, self.first.to(device), self.sizes, ignored, depth)
+        return replace(self, pixels=pixels, first=self.first.to(device), ignored=ignored, depth=depth)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -71,6 +73,13 @@ class ImagePool:
         width, height = self.sizes[view]
         start = int(self.first[view])
         return slice(start, start + width * height)
+
+    def rows_by_solid_angle(self, view: Tensor, row: Tensor) -> Tensor:
+        """Random rows [R] of images; of panoramas other ones, so that all directions are equally likely."""
+        height = self.panoramas[view]
+        unit = torch.rand(len(view), device=view.device, generator=generator_on(view.device))
+        by_latitude = ((0.5 + torch.asin(2 * unit - 1) / math.pi) * height).long()
+        return torch.where(height > 0, by_latitude, row)
 
     def _image(self, values: Tensor, view: int) -> Tensor:
         return values[self.rows(view)].unflatten(0, self.sizes[view][::-1])
@@ -165,6 +174,9 @@ class TrainingViews:
         if list(images.sizes) != cameras.sizes():
             raise SceneError(f"{len(images)} images and {len(cameras)} cameras differ in number or in size")
         self.device = device = device or images.pixels.device
+        heights = [lens.height * lens.is_panorama for lens in cameras.lenses]
+        if any(heights):
+            images = replace(images, panoramas=torch.tensor(heights, device=device))
         self.cameras = cameras
         self.source = pixel_source(images, device, n_steps)
         self.background = Background(background, images.pixels.shape[-1] == 4, device)
@@ -173,7 +185,7 @@ class TrainingViews:
         self.sightings: Sightings | None = None  # of sparse points, whose distances are known
 
     def draw(self, n_rays: int) -> Batch:
-        """A batch of random pixels of random views; all pixels are equally likely."""
+        """A batch of random pixels of random views; all pixels are equally likely, of panoramas all directions."""
         drawn = self.source.draw(n_rays)
         background = self.background.draw(n_rays)
         jitter = torch.rand(n_rays, device=self.device, generator=generator_on(self.device))
@@ -228,6 +240,7 @@ class ResidentPixels:
         if self.size is not None:
             width, height = self.size
             view, row, column = (torch.randint(n, (n_pixels,), **drawing) for n in (len(self.pool), height, width))
+            row = self.pool.rows_by_solid_angle(view, row)
             pixel = (view * height + row) * width + column
         else:
             pixel = torch.randint(self.pool.pixels.shape[0], (n_pixels,), **drawing)
@@ -235,6 +248,9 @@ class ResidentPixels:
             within, width = pixel - self.pool.first[view], self.widths[view]
             row = within // width
             column = within - row * width
+            if self.pool.panoramas is not None:
+                row = self.pool.rows_by_solid_angle(view, row)
+                pixel = self.pool.first[view] + row * width + column
         return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.pool.parts))
 
     def advance(self, step: int) -> None:
@@ -290,9 +306,13 @@ class StreamingPixels:
         first = torch.where(slot > 0, self.slot_end[slot - 1], 0)
         within, view = number - first, self.slot_view[slot]
         width = self.widths[view]
-        row, pixel = within // width, slot * self.slot_size + within
-        parts = (None if part is None else part[pixel] for part in self.parts)
-        return DrawnPixels(view, row, within - row * width, *parts)
+        row = within // width
+        column = within - row * width
+        if self.pool.panoramas is not None:
+            row = self.pool.rows_by_solid_angle(view, row)
+            within = row * width + column
+        pixel = slot * self.slot_size + within
+        return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.parts))
 
     def advance(self, step: int) -> None:
         """Bring in the images of step `step`: one, mostly, or all after a jump."""

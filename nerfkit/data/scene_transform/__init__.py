@@ -57,6 +57,7 @@ class FrameInputs:
     rig: Rig
     training: np.ndarray  # [V] bool
     tangents: np.ndarray  # [V, 2] half the width and height of an image at depth 1
+    looks_around: bool  # most images are panoramas, whose axes point at nothing
     points: Points | None  # at least one
     depths: np.ndarray  # [K] of points in training images, > 0
     bounds: np.ndarray  # [B, 2] of training images, > 0
@@ -109,10 +110,12 @@ def find_scene_transform(
     tangents = np.array([half_tangents(image.lens) for image in images])
     rig = measure(np.array([image.camera_to_world for image in images], dtype=np.float64))
     points = points if points is not None and len(points.positions) else None
-    depths = np.zeros(0) if points is None else observed_depths(rig.poses, points, used, tangents)
+    lenses = [image.lens for image in images]
+    depths = np.zeros(0) if points is None else observed_depths(rig.poses, points, used, lenses)
     bounds = [image.bounds for image, counts in zip(images, used, strict=True) if counts and image.bounds]
     bounds = np.array(bounds, dtype=np.float64).reshape(-1, 2)
-    inputs = FrameInputs(rig, used, tangents, points, depths, bounds[(bounds > 0).all(1)])
+    looks_around = 2 * sum(lens.is_panorama for lens in lenses) > len(lenses)
+    inputs = FrameInputs(rig, used, tangents, looks_around, points, depths, bounds[(bounds > 0).all(1)])
     kind, why = _kind(inputs, has_alpha)
     up = find_up(rig) if capture.up is None else Found(unit(capture.up), "given")
     center = _center(inputs, kind)
@@ -146,6 +149,8 @@ def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
     """The kind, and the test that decided."""
     if has_alpha:
         return "object", "the images have alpha, or are cut out"
+    if inputs.looks_around:
+        return "walk-through", "most images are panoramas, which see all around"
     rig, away = inputs.rig, inputs.rig.baselines_away
     if rig.focus is None and rig.baseline > 0 and inputs.middle is not None:
         away = inputs.middle[0] / rig.baseline
@@ -162,7 +167,7 @@ def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
 def _center(inputs: FrameInputs, kind: str) -> Found:
     """The centre [3] in the input's frame."""
     rig = inputs.rig
-    is_seen = rig.focus is not None and rig.in_front >= INWARD_SHARE
+    is_seen = rig.focus is not None and rig.in_front >= INWARD_SHARE and not inputs.looks_around
     if is_seen and rig.baselines_away < CENTER_BASELINES:
         return Found(rig.focus, "focus point")
     if kind != "forward" or rig.alignment < 1e-6:
@@ -374,7 +379,8 @@ def _looks_at(image: PosedImage, silhouette: np.ndarray, centers: np.ndarray, ce
     sides = np.array([lens.width, lens.height])
     x, y = (lens.project(torch.from_numpy(local)).numpy() / sides * side).T
     is_in = (x >= 0) & (x < side) & (y >= 0) & (y < side)  # which NaN is not
-    depth = np.maximum(local[:, 2], 1e-9 * np.abs(local).max())
+    depth = np.linalg.norm(local, axis=1) if lens.is_wide else local[:, 2]
+    depth = np.maximum(depth, 1e-9 * np.abs(local).max())
     half = max(np.array(lens.focal) / sides) * side * np.linalg.norm(cell) / 2 / depth  # of a cell, in the image
     sums = np.pad(silhouette.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
     x, y = np.nan_to_num([x, y])

@@ -129,7 +129,6 @@ def _overlap(lenses: Sequence[Lens], rig: Rig) -> bool:
     """Whether any point before one camera is in the image of another one; what hides what does not count."""
     chosen = evenly(len(lenses), MAX_VIEWS[1])
     tangents = np.array([half_tangents(lenses[k]) for k in chosen])  # [V, 2]
-    wide = np.array([lenses[k].is_fisheye for k in chosen])
     poses = rig.poses[chosen]
     scale = max(rig.baseline, rig.distance)
     corners = np.stack(np.meshgrid(*[np.linspace(-0.95, 0.95, 5)] * 2, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -138,7 +137,7 @@ def _overlap(lenses: Sequence[Lens], rig: Rig) -> bool:
         local = (across[:, None] * (scale * DISTANCES)[:, None]).reshape(-1, 3)
         points = local @ poses[view, :, :3].T + poses[view, :, 3]  # [25 * 16, 3]
         others = (other for other in range(len(poses)) if other != view)
-        if any(wide[other] or len(seen_by(points, poses[other], tangents[other])) for other in others):
+        if any(len(seen_by(points, poses[other], lenses[chosen[other]])) for other in others):
             return True
     return False
 

@@ -7,11 +7,12 @@ Every number moves with the cameras: a similarity of the input changes points an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Points
@@ -134,36 +135,55 @@ def _signed(axis: np.ndarray, hints: Iterable[np.ndarray], least: float) -> np.n
     return axis * np.sign(next((hint @ axis for hint in hints if abs(hint @ axis) > least), 1.0))
 
 
+def half_angles(lens: Lens) -> tuple[float, float]:
+    """The angles [radians] between the axis and half the width and half the height of an image beside it; of one that
+    shows a plane, its distortion is left out."""
+    halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
+    if lens.is_flat:
+        return math.atan(halves[0]), math.atan(halves[1])
+    sides = torch.tensor([[lens.width / 2, 0], [0, lens.height / 2]]) + torch.tensor(lens.center)
+    across, down = lens.unproject(sides)[0][:, 2].clamp(-1, 1).acos().nan_to_num(math.pi).tolist()
+    return across, down
+
+
 def half_tangents(lens: Lens) -> tuple[float, float]:
     """About half the width and half the height of an image at depth 1: distortion is left out."""
-    halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
-    if lens.is_fisheye:  # angles instead of tangents
-        halves = [math.tan(min(half, math.atan(STEEPEST))) for half in halves]
+    if lens.is_flat:
+        halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
+    else:
+        halves = [math.tan(min(angle, math.atan(STEEPEST))) for angle in half_angles(lens)]
     return min(halves[0], STEEPEST), min(halves[1], STEEPEST)
 
 
-def observed_depths(poses: np.ndarray, points: Points, training: np.ndarray, tangents: np.ndarray) -> np.ndarray:
-    """Depths z > 0 [K] of points in the views `training` [V, bool] that see them.
+def observed_depths(poses: np.ndarray, points: Points, training: np.ndarray, lenses: Sequence[Lens]) -> np.ndarray:
+    """Depths z > 0 [K] of points in the views `training` [V, bool] that see them; distances where these may see beyond
+    90 degrees.
 
-    Where there are no tracks, a camera sees what is inside its image's edges: `tangents` [V, 2] are half its width
-    and height at depth 1.
+    Where there are no tracks, a camera sees what is inside its image's edges.
     """
+    wide = np.array([lens.is_wide for lens in lenses])
     if len(points.views):
         index = evenly(len(points.views), MAX_OBSERVATIONS)
         point, view = np.searchsorted(np.cumsum(points.track_lengths), index, side="right"), points.views[index]
         used = training[view]
         point, view = point[used], view[used]
-        depths = -np.einsum("ij,ij->i", points.positions[point] - poses[view, :, 3], poses[view, :, 2])
+        ways = points.positions[point] - poses[view, :, 3]
+        depths = -np.einsum("ij,ij->i", ways, poses[view, :, 2])
+        depths[wide[view]] = np.linalg.norm(ways[wide[view]], axis=1)
         return depths[depths > 0]
     cloud = points.positions[evenly(len(points.positions), MAX_UNTRACKED[1])]
     views = np.flatnonzero(training)[evenly(int(training.sum()), MAX_UNTRACKED[0])]
-    return np.concatenate([-seen_by(cloud, poses[view], tangents[view])[:, 2] for view in views])
+    seen = ((view, seen_by(cloud, poses[view], lenses[view])) for view in views)
+    return np.concatenate([np.linalg.norm(local, axis=1) if wide[view] else -local[:, 2] for view, local in seen])
 
 
-def seen_by(points: np.ndarray, pose: np.ndarray, tangents: np.ndarray) -> np.ndarray:
+def seen_by(points: np.ndarray, pose: np.ndarray, lens: Lens) -> np.ndarray:
     """Those of `points` [P, 3] that lie inside the edges of a camera's image, in its axes, [K, 3]."""
     local = (points - pose[:, 3]) @ pose[:, :3]
-    x, y, z = local.T
+    if not lens.is_flat:
+        pixels = lens.project(torch.from_numpy(local * [1.0, -1, -1])).numpy()
+        return local[((pixels >= 0) & (pixels <= [lens.width, lens.height])).all(axis=1)]  # NaN is not
+    (x, y, z), tangents = local.T, half_tangents(lens)
     return local[(z < 0) & (np.abs(x) < -z * tangents[0]) & (np.abs(y) < -z * tangents[1])]
 
 

@@ -65,6 +65,12 @@ class Run:
         """Lens of each image of one split; cameras of a run are pinholes, as what is rendered has no distortion."""
         return self.scene.lenses(split, self.folder / SCENE)
 
+    def seeing_cameras(self, split: str = "train") -> Cameras:
+        """Cameras of one split, with their lenses where a pinhole would see too little of what the images show."""
+        cameras, lenses = self.cameras(split), self.lenses(split)
+        is_wide = any(lens.is_wide for lens in lenses)
+        return Cameras.from_lenses(cameras.camera_to_world, lenses) if is_wide else cameras
+
     def render(self, cameras: Cameras, view: int = 0, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
         """Images of one view, float32 on the CPU: see `ImageRenderer`."""
         return ImageRenderer(self.model, self.background)(cameras.to(self.device), view, outputs)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nerfkit.data.cameras.lens import MODELS, UNSUPPORTED, Lens
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Points
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
@@ -26,7 +27,7 @@ from nerfkit.safe_io import open_regular, printable
 NAME_LIMIT = 4096  # bytes
 FILE_LIMITS = {"camera": 2**40, "image": 2**40, "point": 2**34}  # bytes; of images most are skipped, points all kept
 LINE_LIMIT = 2**25  # bytes: a million 2D points
-MODEL_NAMES = {number: name for name, (number, _) in MODELS.items()} | {n: name for name, n in UNSUPPORTED.items()}
+MODEL_NAMES = {model.number: name for name, model in MODELS.items()}
 SMALLEST = {"camera": 24, "image": 73, "point": 51}  # bytes of a record, at least
 OBSERVATION = 24  # bytes of a 2D point: x, y, its 3D point
 # Then a count of observations, 8 bytes, and of each an image id and an index, 4 bytes each.
@@ -243,7 +244,7 @@ def cameras_of(records: BinaryRecords | TextRecords) -> dict[int, Lens]:
         if camera_id in cameras:
             raise SceneError(f"{record.location}: camera id {camera_id} is there twice")
         width, height = record.read_int("the width", "Q"), record.read_int("the height", "Q")
-        names = MODELS[model][1] if model in MODELS else ()
+        names = MODELS[model].names if model in MODELS else ()
         params = record.numbers(len(names), f"a parameter of {model} ({', '.join(names)})")
         try:
             cameras[camera_id] = Lens(model, params, width, height)

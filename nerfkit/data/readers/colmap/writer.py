@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nerfkit.data.cameras.lens import MODELS, Lens
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture, Points
 from nerfkit.data.readers.colmap import TO_OPENGL, files_in
 from nerfkit.data.readers.colmap.records import image_name
@@ -49,7 +50,7 @@ def check_writable(capture: Capture) -> dict[Lens, int]:
     ids: dict[Lens, int] = {}
     for image in capture.images:
         where = f"image '{printable(image.name)}'"
-        if image.lens.model not in MODELS or MODELS[image.lens.model][0] is None:
+        if image.lens.model not in MODELS or MODELS[image.lens.model].number is None:
             raise RunError(f"{where}: COLMAP has no camera model {image.lens.model!r}")
         try:
             image_name(image.name.encode(), "COLMAP model")

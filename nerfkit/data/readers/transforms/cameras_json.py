@@ -5,10 +5,10 @@
      "frames": [{"file_path": name, "transform_matrix": 4x4 camera-to-world, OpenGL axes}, ...]}
 
 A frame may hold intrinsics of its own, which override the file's: all keys of the focal length together, both of the
-size, and either coordinate of the principal point. `camera_model` says which lens it is, or else `is_fisheye`, or else
-it is OPENCV. The coefficients k3 and k4 are nerfstudio's, the sixth and eighth power of the radius; instant-ngp reads
-them differently, and OpenCV's fourth is another again. Unsupported keys that would change the camera are errors; other
-unused keys are named in a warning.
+size, and either coordinate of the principal point. `camera_model` says which lens it is, or else `is_fisheye` or
+`latlong`, or else it is OPENCV. The coefficients k3 and k4 are nerfstudio's, the sixth and eighth power of the radius;
+instant-ngp reads them differently, and OpenCV's fourth is another again. Unsupported keys that would change the camera
+are errors; other unused keys are named in a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import torch
 
 from nerfkit import safe_io
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, MODELS, SIDE_LIMIT, Lens
+from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, SIDE_LIMIT, Lens
+from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import check_rotation
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import SceneError
@@ -41,12 +42,18 @@ DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", 
 LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
 SCALES = {"applied_scale", "aabb_scale", "scale", "offset"}
 RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
-NAMED_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE")
+ARIA = "RAD_TAN_THIN_PRISM_FISHEYE"  # which nerfstudio calls FISHEYE624, all coefficients in distortion_params
+PANORAMA = "EQUIRECTANGULAR"
+NAMED_MODELS = {  # nerfstudio's names -> ours
+    name: name
+    for name in ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE", PANORAMA)
+} | {"FISHEYE624": ARIA}
 UNDISTORT = "undistort the images to a pinhole camera first"
 REFUSED = {  # keys of what is no such lens, or no fixed one, or changes the pixels, with advice
-    **dict.fromkeys(("fisheye", "equirectangular", "latlong", "b1", "b2", "skew"), UNDISTORT),
+    **dict.fromkeys(("fisheye", "b1", "b2", "skew"), UNDISTORT),
     **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
     **dict.fromkeys(("ortho", "orthographic", "ortho_scale"), "give images of a perspective camera"),
+    "equirectangular": "give panoramas whose rows are equal angles, with camera_model EQUIRECTANGULAR",
     "fisheye_crop_radius": "give masks of the pixels outside of the circle instead",
     **dict.fromkeys(("white_transparent", "black_transparent"), "put the transparency into the images' alpha"),
     "masks": "put the mask into the images' alpha, or remove the key",
@@ -62,7 +69,7 @@ NERFSTUDIO = {  # keys that only nerfstudio writes
 }  # fmt: skip
 INSTANT_NGP = {  # keys that only instant-ngp and its scripts write
     "aabb_scale", "aabb", "render_aabb", "scale", "offset", "x_fov", "y_fov", "is_fisheye", "sharpness",
-    "n_extra_learnable_dims", "enable_depth_loading", "integer_depth_scale", "depth_path", "envmap",
+    "latlong", "n_extra_learnable_dims", "enable_depth_loading", "integer_depth_scale", "depth_path", "envmap",
 }  # fmt: skip
 KNOWN = {  # all that are used or refused, or say nothing of cameras and images
     *NERFSTUDIO, *INSTANT_NGP, *FOCALS, *SIZE, "cx", "cy", *DISTORTION, *REFUSED, "frames", "file_path",
@@ -107,10 +114,10 @@ def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
     """`cameras` in the schema of a transforms file; `lens` is what the images had, rendering takes none."""
-    frames, same = [], len(set(cameras.sizes())) == 1
+    frames, same, focal = [], len(set(cameras.sizes())) == 1, cameras.pinhole().focal
     for index, name in enumerate(names):
         pose = torch.cat([cameras.camera_to_world[index].double(), torch.tensor([[0.0, 0, 0, 1]]).double()])
-        (fl_x, fl_y), (cx, cy) = cameras.focal[index].tolist(), cameras.center[index].tolist()
+        (fl_x, fl_y), (cx, cy) = focal[index].tolist(), cameras.center[index].tolist()
         width, height = cameras.size(index)
         size = {} if same else {"w": width, "h": height}
         of_view = cameras.lenses[index] if cameras.lenses else None
@@ -200,24 +207,45 @@ def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerf
             raise SceneError(f"{where}: '{key}' is not supported; {advice}")
     terms = {key: value for key, value in _coefficients(values, where).items() if value}
     model = _model(values, terms, where, is_nerfstudio)
+    if model == PANORAMA:
+        return _panorama(values, where, width, height)
     intrinsics = _intrinsics(values, where, width, height)
-    if "fx" not in MODELS[model][1] and intrinsics["fx"] != intrinsics["fy"]:  # a model whose pixels are square
+    if "fx" not in MODELS[model].names and intrinsics["fx"] != intrinsics["fy"]:  # a model whose pixels are square
         model = "OPENCV" if terms else "PINHOLE"
     named_values = intrinsics | {"f": intrinsics["fx"]} | terms
     try:
-        return Lens(model, tuple(named_values.get(name, 0.0) for name in MODELS[model][1]), width, height)
+        return Lens(model, tuple(named_values.get(name, 0.0) for name in MODELS[model].names), width, height)
     except SceneError as error:
         raise SceneError(f"{where}: {error}") from None
 
 
 def keys_of(lens: Lens, where: str) -> dict[str, Any]:
     """The keys that `lens_of` reads as `lens`; raises SceneError if there are none."""
-    if lens.model not in (*NAMED_MODELS, RADIAL4):
-        raise SceneError(f"{where}: camera model {lens.model} cannot be written; known: {', '.join(NAMED_MODELS)}")
+    names = {model: name for name, model in NAMED_MODELS.items()} | {RADIAL4: "OPENCV"}
+    is_part = lens.is_panorama and lens.params != (lens.width, lens.height)
+    if lens.model not in names or is_part:
+        what = f"camera model {lens.model}{' of a part of a panorama' * is_part}"
+        raise SceneError(f"{where}: {what} cannot be written; known: {', '.join(NAMED_MODELS)}")
     (fl_x, fl_y), (cx, cy) = lens.focal, lens.center
     values = {"w": lens.width, "h": lens.height, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy}
-    terms = {name: value for name, value in lens.named().items() if name in LISTED}
-    return {"camera_model": "OPENCV" if lens.model == RADIAL4 else lens.model, **values, **terms}
+    values |= _panorama_keys(lens.width, lens.height) if lens.is_panorama else {}
+    terms = dict.fromkeys(LISTED, 0.0) | {name: value for name, value in lens.named().items() if name in LISTED}
+    terms = {"distortion_params": list(lens.params[4:])} if lens.model == ARIA else terms
+    return {"camera_model": names[lens.model], **values, **terms}
+
+
+def _panorama_keys(width: int, height: int) -> dict[str, float]:
+    """What nerfstudio's keys of the focal length and the middle are for a whole panorama."""
+    return {"fl_x": width / 2, "fl_y": float(height), "cx": width / 2, "cy": height / 2}
+
+
+def _panorama(values: dict[str, Any], where: str, width: int, height: int) -> Lens:
+    """The lens of whole panoramas; what else their keys say is refused."""
+    for key, wanted in _panorama_keys(width, height).items():
+        if key in values and abs(number(values, key, where) - wanted) > ANGLE_TOLERANCE * wanted:
+            what = f"'{key}' of {width}x{height} panoramas must be {wanted:g}, got {values[key]:g}"
+            raise SceneError(f"{where}: {what}: only whole panoramas are read; or leave the key out")
+    return Lens(PANORAMA, (width, height), width, height)
 
 
 def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfstudio: bool) -> str:
@@ -225,10 +253,11 @@ def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfs
     named, is_fisheye = values.get("camera_model"), values.get("is_fisheye", False)
     if is_fisheye not in (False, True):
         raise SceneError(f"{where}: 'is_fisheye' must be true or false, got {reprlib.repr(is_fisheye)}")
-    model = named if named is not None else "OPENCV_FISHEYE" if is_fisheye else "OPENCV"
-    if model not in NAMED_MODELS:
+    other = PANORAMA if is_set(values.get("latlong")) else "OPENCV_FISHEYE" if is_fisheye else "OPENCV"
+    if named is not None and named not in list(NAMED_MODELS):
         known = f"{UNDISTORT}, or give one of {', '.join(NAMED_MODELS)}"
         raise SceneError(f"{where}: camera_model {reprlib.repr(named)} is not supported; {known}")
+    model = other if named is None else NAMED_MODELS[named]
     if model == "OPENCV" and (powers := [f"'{key}'" for key in ("k3", "k4") if key in terms]):
         if named is None and not is_nerfstudio and not values.keys() & {"p1", "p2"}:  # which no fisheye has
             raise SceneError(
@@ -236,20 +265,21 @@ def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfs
                 "OPENCV (powers 6 and 8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
             )
         model = RADIAL4
-    own = [name for name in MODELS[model][1] if name in LISTED]
+    own = [name for name in MODELS[model].names if name[0] in "kps"]
     if unknown := [key for key in terms if key not in own]:
         of = f"{model}, which has {', '.join(own) or 'no coefficients'}"
         raise SceneError(f"{where}: lens distortion ({', '.join(unknown)}) is not of {of}; {UNDISTORT}")
-    return model if terms or model in ("SIMPLE_PINHOLE", "OPENCV_FISHEYE") else "PINHOLE"
+    return model if terms or model in ("SIMPLE_PINHOLE", "OPENCV_FISHEYE", ARIA, PANORAMA) else "PINHOLE"
 
 
 def _coefficients(values: dict[str, Any], where: str) -> dict[str, float]:
     """Coefficients of distortion by key, from the list or one by one."""
     terms, listed = {key: values[key] for key in DISTORTION if key in values}, values.get("distortion_params")
-    if listed is not None and (not isinstance(listed, list) or len(listed) != len(LISTED)):
-        wanted = f"a list of {len(LISTED)} numbers ({', '.join(LISTED)})"
+    names = MODELS[ARIA].names[4:] if values.get("camera_model") == "FISHEYE624" else LISTED
+    if listed is not None and (not isinstance(listed, list) or len(listed) != len(names)):
+        wanted = f"a list of {len(names)} numbers ({', '.join(names)})"
         raise SceneError(f"{where}: 'distortion_params' must be {wanted}, got {reprlib.repr(listed)}")
-    for key, value in zip(LISTED, listed or (), strict=False):
+    for key, value in zip(names, listed or (), strict=False):
         if terms.setdefault(key, value) != value:
             got = f"{reprlib.repr(terms[key])}, but 'distortion_params' has {reprlib.repr(value)} for it"
             raise SceneError(f"{where}: '{key}' is {got}")

@@ -15,7 +15,13 @@ from nerfkit.errors import SceneError
 from nerfkit.files import atomic_write
 from nerfkit.safe_io import printable
 
-FAMILIES = (("camera_model", *LISTED), ("w", "h"), ("fl_x", "fl_y"), ("cx",), ("cy",))  # keys that frames give together
+FAMILIES = (
+    ("camera_model", "distortion_params", *LISTED),
+    ("w", "h"),
+    ("fl_x", "fl_y"),
+    ("cx",),
+    ("cy",),
+)  # keys that frames give together
 
 
 def write_transforms(file: Path, capture: Capture) -> None:
@@ -28,8 +34,8 @@ def write_transforms(file: Path, capture: Capture) -> None:
     names = {image.name: path_from(file.parent, image.file, image.name) for image in capture.images}
     content: dict[str, Any] = {}
     for family in FAMILIES:  # those that all frames share
-        if len({tuple(keys[key] for key in family) for keys in lenses}) == 1:
-            content |= {key: lenses[0][key] for key in family}
+        if all([keys.get(key) for key in family] == [lenses[0].get(key) for key in family] for keys in lenses):
+            content |= {key: lenses[0][key] for key in family if key in lenses[0]}
     common = set(content)
     if capture.up is not None:
         content["up"] = list(capture.up)
@@ -64,7 +70,7 @@ def check_writable(capture: Capture) -> list[dict[str, Any]]:
             )
     if unknown := capture.splits.keys() - set(SPLITS):
         raise SceneError(f"split {printable(min(unknown))} cannot be written; known: {', '.join(SPLITS)}")
-    lenses = [dict.fromkeys(LISTED, 0.0) | keys_of(image.lens, f"image {printable(image.name)}") for image in images]
+    lenses = [keys_of(image.lens, f"image {printable(image.name)}") for image in images]
     if {keys["camera_model"] for keys in lenses} == {"PINHOLE", "OPENCV"}:  # the format has one for all
         lenses = [keys | {"camera_model": "OPENCV"} for keys in lenses]
     return lenses
