@@ -76,6 +76,8 @@ class ImagePool:
 
     def rows_by_solid_angle(self, view: Tensor, row: Tensor) -> Tensor:
         """Random rows [R] of images; of panoramas other ones, so that all directions are equally likely."""
+        if self.panoramas is None:
+            return row
         height = self.panoramas[view]
         unit = torch.rand(len(view), device=view.device, generator=generator_on(view.device))
         by_latitude = ((0.5 + torch.asin(2 * unit - 1) / math.pi) * height).long()
