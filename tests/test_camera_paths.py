@@ -120,7 +120,7 @@ def test_any_angle_that_a_lens_has_is_saved_and_read(tmp_path, fov: float):
 
 
 def test_the_field_of_view_of_a_camera_beats_that_of_the_file(tmp_path):
-    focal = paths.paths.read_path(write(tmp_path, nerfstudio(default_fov=90.0)), (8, 8)).focal[:, 1].tolist()
+    focal = paths.read_path(write(tmp_path, nerfstudio(default_fov=90.0)), (8, 8)).focal[:, 1].tolist()
     assert focal == pytest.approx([60 / math.tan(math.radians(fov / 2)) for fov in (50, 60, 70)])
 
 
