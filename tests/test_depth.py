@@ -20,7 +20,6 @@ from nerfkit.data.capture import Points
 from nerfkit.data.images.batch import SIGHTED, ImagePool, StreamingPixels
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
-from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.training.step.losses import depth_error
 from tests.naming import assert_names, raises_mentioning
@@ -117,12 +116,13 @@ def test_depth_of_exports_lies_beside_their_images(tmp_path, format, images):
 @pytest.mark.parametrize("values, says", [
     (np.ones(SIZE[::-1], np.uint8), ("8 bits", "16")), (np.ones((5, 40), np.uint16), ("40x5", "40x34")),
 ])  # fmt: skip
-def test_files_that_measure_nothing_are_refused(tmp_path, values, says):
+def test_files_that_measure_nothing_are_left_out_with_a_warning(tmp_path, values, says):
     for name, *_ in above_floor(tmp_path):
         (tmp_path / "depth").mkdir(exist_ok=True)
         Image.fromarray(values).save(tmp_path / "depth" / f"{name}.png")
-    with raises_mentioning(SceneError, "depth image", *says):
-        load_scene(str(tmp_path))
+    scene = load_scene(str(tmp_path))
+    assert not scene.has_depth
+    assert_names(" ".join(note.text for note in scene.notes if note.kind == "warning"), "depth image", *says)
 
 
 def rendered(weights: list[float], middles: list[float]) -> Rendering:

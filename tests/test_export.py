@@ -417,5 +417,5 @@ def test_a_model_that_is_too_large_for_a_page_teaches_a_smaller_run_and_stays_as
     assert "model.mlp_width is 64" in (said := capsys.readouterr().out) and "the page costs" in said
     assert was == {file: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
     assert (tmp_path / "page.html").stat().st_size < 0.8e6
-    smaller, teacher = load_run(tmp_path / "page_run", "cpu"), load_run(tmp_path / "run", "cpu")
+    smaller, teacher = load_run(tmp_path / "run_web", "cpu"), load_run(tmp_path / "run", "cpu")
     assert smaller.config.model.mlp_width == 32 and smaller.scene == teacher.scene

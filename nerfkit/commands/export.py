@@ -243,13 +243,12 @@ def export_web(run: Run, options: WebOptions) -> None:
         why = f"its page would have {len(content) / 1e6:.1f} MB, --size is {options.size:g}"
     if why:
         print(f"the run's model is not the page's: {why}. It teaches a smaller one, for {options.seconds:g} s")
-        folder = output.stem.with_name(f"{output.stem.name}_run")
-        shown = distilled(run, folder, options.size, options.seconds, options.overwrite)
+        shown = distilled(run, options.size, options.seconds)
         content = webfield.page(shown.model, scene)
-        print(f"the smaller one is a run of its own; to score it: {command_line('eval', folder)}")
-    print(web_cost(run, webfield.as_shown(shown.model)))
+        print(f"the smaller one is a run of its own; to score it: {command_line('eval', shown.folder)}")
     counts = {"bytes": len(content)}
     report(output.write({"html": content}, about(run, options, cut, counts=counts)), counts)
+    print(web_cost(run, webfield.as_shown(shown.model)))
 
 
 def web_cost(run: Run, shown: Model) -> str:

@@ -40,6 +40,7 @@ class Judged:
     silhouettes: dict[str, np.ndarray]  # of some training images: where they are opaque, [SIDE, SIDE] bool
     is_object: bool  # images have alpha, or are cut out
     notes: tuple[Note, ...]
+    has_depth: bool = True  # depth images can be used, if there are some
 
 
 def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str], data: DataConfig) -> Judged:
@@ -106,8 +107,17 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
             text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"
             notes += as_warnings([text])
     silhouettes = {image.name: one for image, (one, _) in found if image.name in names} if is_object else {}
-    notes += depth_notes(capture, training, data.depth_unit)
-    return Judged(headers, kind, silhouettes, is_object, notes_of(*notes))
+    unusable = ""
+    try:
+        notes += depth_notes(capture, training, data.depth_unit)
+    except SceneError as problem:
+        unusable = str(problem)
+    with_depth = (image.name for image in capture.images if image.depth is not None)
+    if any(headers[name].turn != 1 for name in with_depth if name in headers):
+        unusable = "images are turned as their EXIF says, and their depth is not"
+    if unusable:
+        notes += as_warnings([f"{unusable}; no depth image is used"])
+    return Judged(headers, kind, silhouettes, is_object, notes_of(*notes), not unusable)
 
 
 def _largest(pool: ThreadPoolExecutor, files: Sequence[Path], enough: int) -> tuple[int, int, int]:

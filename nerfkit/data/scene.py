@@ -127,6 +127,11 @@ class Views:
         if not along_ray:
             distance /= self.cameras.z_per_distance(view, self.cameras.image_rays(view).directions)
         depth = torch.stack([distance, counts], dim=-1).half()  # exact to 0.05 %
+        if (depth[:, 0].isinf() & distance.isfinite()).any():
+            raise SceneError(
+                f"depth image {printable(self.depths[view].file)} has more than 65504 units of the model, which cannot "
+                "be kept; leave data.box out, or give --trainer.depth 0"
+            )
         return torch.where((depth.isfinite() & (depth > 0)).all(-1, keepdim=True), depth, 0)
 
     def _bytes_to_decode(self, sizes: list[tuple[int, int]]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -29,18 +29,18 @@ LEVELS, FEATURES, WIDTH = 8, 4, 32  # of a student
 RESOLUTIONS = 16, 1024  # cells a side of its coarsest level, and of its finest one at most
 OCCUPANCY = 128  # cells a side, at most
 COARSER = 2.0  # its steps, in the teacher's: each is a sample that the page computes
-PAGE_BYTES, OTHER_BYTES = (
-    4 / 3,
-    4e5,
-)  # of a page: for each byte of the table, in base64, at most; for all that is not it
+PAGE_BYTES, OTHER_BYTES = 4 / 3, 4e5  # of a page: for a byte of the table, in base64, at most; for all other
 MOST_VIEWS = 100  # of the training cameras, evenly spread
 MOST_PIXELS = {"cpu": 2**21, "cuda": 2**26}  # that the teacher renders
 SAMPLES = {"cpu": 2**13, "cuda": 2**18}  # of a step
 
 
-def distilled(run: Run, folder: Path, megabytes: float, seconds: float, overwrite: bool) -> Run:
-    """A run in a new folder, of a field whose page has about so many megabytes, trained for so long."""
-    own = RunFolder.for_new_run(folder, overwrite)
+def distilled(run: Run, megabytes: float, seconds: float) -> Run:
+    """A run in a new folder beside the run's, of a field whose page has about so many megabytes, trained so long."""
+    beside = run.folder.absolute()
+    names = (f"{beside.name}_web" + (f"_{number}" if number > 1 else "") for number in count(1))
+    folder = next(path for path in map(beside.with_name, names) if not path.exists())
+    own = RunFolder.for_new_run(folder)
     cameras = lesson_cameras(run)
     images = taught(run, cameras)
     trainer = Trainer(student(run, megabytes, seconds), cameras, images, device=run.device)
@@ -71,7 +71,7 @@ def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
     )
     config.trainer = replace(
         config.trainer, steps=UNLIMITED, max_seconds=seconds, samples_per_step=SAMPLES[on], optimizer="adam",
-        learning_rate=0.02, final_learning_rate=0.001, loss="", save_every=0,
+        learning_rate=0.02, final_learning_rate=0.001, loss="", save_every=0, depth=0.0,
     )  # fmt: skip
     config.ops, config.decisions = OpsConfig(), {}
     return config
@@ -79,7 +79,7 @@ def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
 
 def lesson_cameras(run: Run) -> Cameras:
     """Training cameras, evenly spread, and as many half-way from each to its neighbour; fewer pixels on a CPU."""
-    known = run.cameras("train").pinhole()
+    known = run.seeing_cameras("train")
     chosen = known[list(range(0, len(known), -(-len(known) // MOST_VIEWS)))]
     poses = chosen.camera_to_world
     apart = torch.cdist(chosen.positions, chosen.positions) + torch.eye(len(chosen)) * 1e30
@@ -90,7 +90,7 @@ def lesson_cameras(run: Run) -> Cameras:
     n_pixels = sum(width * height for width, height in cameras.sizes())
     scale = min(1.0, (MOST_PIXELS[run.device.type] / n_pixels) ** 0.5)
     width, height = cameras.sizes()[0]
-    if len(set(cameras.sizes())) == 1 and scale < 1:
+    if scale < 1:
         cameras = cameras.resized(max(round(width * scale), 16), max(round(height * scale), 16))
     return cameras
 
@@ -98,7 +98,7 @@ def lesson_cameras(run: Run) -> Cameras:
 def taught(run: Run, cameras: Cameras) -> ImagePool:
     """The teacher's images of cameras, with its opacity as alpha."""
     image_of, on_device, pixels = ImageRenderer(run.model, run.background), cameras.to(run.device), []
-    for view in tqdm(range(len(cameras)), desc="teacher", unit="view", dynamic_ncols=True):
+    for view in tqdm(range(len(cameras)), desc="teacher", unit="view"):
         rendered = image_of(on_device, view, ("rgb", "opacity"))
         pixels.append(_straight(rendered["rgb"], rendered["opacity"][..., None], run.background.cpu()))
     sizes = tuple(cameras.sizes())

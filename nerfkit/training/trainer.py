@@ -40,6 +40,7 @@ from nerfkit.training.step.optim import adam, decay_tables, learning_rate
 from nerfkit.training.step.training_step import TrainingStep
 
 BACKGROUND_STEPS = 500  # first ones, with random backgrounds behind images with alpha, against fog; an eighth at most
+SECONDS_A_STEP = 0.005  # about, on a GPU
 LOG_EVERY = 50  # steps between two lines of metrics.jsonl; a twentieth of a short training
 
 
@@ -123,8 +124,13 @@ class Trainer:
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too
         self._resumed_at = 0, 0.0  # step, and place in the schedule
-        self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
+        steps, limit = self.last_step, config.trainer.max_seconds
+        if limit:  # about how many there will be, for images that take turns on the GPU
+            steps = min(steps, max(int(limit / SECONDS_A_STEP), 1))
+        self.views = TrainingViews(self.cameras, images, config.data.background, self.device, steps)
         if config.trainer.depth and self.views.source.pool.depth is None:
+            if scene is not None and scene.has_depth:
+                raise ConfigError("the scene has depth images that were not loaded: views.load(with_depth=True)")
             self.views.sightings = None if scene is None else scene.sightings(self.device)
             if self.views.sightings is None:
                 raise ConfigError("trainer.depth is set, but the scene has neither depth images nor sparse points")
