@@ -267,7 +267,7 @@ def web_cost(run: Run, shown: Model) -> str:
         scores = [psnr(rendered["rgb"], truth, counts) for truth, rendered, counts in compared]
         means.append(sum(scores) / len(scores))
     of_run, of_page = means
-    lost, on = of_run - of_page, f"on {len(views.files)} {split} views"
+    lost, on = round(of_run - of_page, 2) + 0.0, f"on {len(views.files)} {split} views"
     return f"the page costs {lost:.2f} dB: PSNR {of_page:.2f} dB, of the run's own model {of_run:.2f} dB, {on}"
 
 

@@ -65,12 +65,9 @@ class RunOptions:
 class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
-    cameras: str = (
-        "auto"  # orbit, spiral, interpolate, a split (test), FILE.json of cameras; auto: one that suits the views
-    )
-    lens: Literal["pinhole", "equirectangular", "fisheye"] = (
-        "pinhole"  # equirectangular: level panoramas of 360 degrees; fisheye: circles of 180 degrees
-    )
+    cameras: str = "auto"  # orbit, spiral, interpolate, a split (test), FILE.json; auto: orbit or interpolate
+    # equirectangular: level panoramas of 360 degrees; fisheye: circles of 180 degrees
+    lens: Literal["pinhole", "equirectangular", "fisheye"] = "pinhole"
     frames: ranged(int | None, 1, 100_000) = None  # number; if unset: 60 of orbit and spiral, 4 per view of interpolate
     size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height; if unset, those of training
     fps: integer(1, 1000) = 20  # frames per second of the video

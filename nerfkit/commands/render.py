@@ -134,7 +134,8 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
         folder = OwnFolder(options.out, "rendering")
         folder.claim()
     else:
-        folder = RunFolder.existing(options.run).child(f"render/{Path(options.cameras).stem}", "rendering")
+        seen_as = "" if options.lens == "pinhole" else f"_{options.lens}"
+        folder = RunFolder.existing(options.run).child(f"render/{Path(options.cameras).stem}{seen_as}", "rendering")
     if processes.is_first:
         images = {file for files in frames.values() for file in files}
         files = {f"{name}.mp4" for name in frames} | images | {f"{Path(file).stem}.npz" for file in images}

@@ -20,6 +20,7 @@ from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import VIDEOS, solve
 from nerfkit.data.sfm.photos import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError
+from nerfkit.files import MARKER
 from nerfkit.safe_io import missing_hint, native_name, open_regular, printable
 
 IMAGE_FOLDER = re.compile(r"(images|input|rgb|frames|train|val|test)(_\d+)?", re.I)  # as scenes name it
@@ -151,6 +152,10 @@ def _check_photos(folder: Path, beside: str) -> None:
         return
     place = image_folder(folder)
     inner = sorted(entry for entry in place.glob("*") if is_folder(entry) and not entry.name.startswith("."))
+    if runs := [at for at in (place, *inner) if (at / MARKER).exists() and (at / "config.toml").exists()]:
+        raise SceneError(
+            f"data.path: {printable(runs[0])} is a run of nerfkit; give the folder of photos or of a scene"
+        )
     scenes = [entry for entry in inner if readers.formats_of(entry)]
     files = (file for at in [place, *([] if scenes else inner)] for file in at.glob("*"))
     if not any(file.suffix.lower() in (*SUFFIXES, *OTHERS) for file in files):
