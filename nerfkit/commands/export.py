@@ -42,7 +42,7 @@ from nerfkit.safe_io import chosen
 from nerfkit.training.evaluator import beside_truth, evenly_chosen
 from nerfkit.training.run.load import Run, load_run
 
-COMPARED = 4  # views, by which it is told what a page costs
+COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 

@@ -75,7 +75,7 @@ class RenderOptions(RunOptions):
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<cameras> if unset
     crop: Literal["run", "none"] = "run"  # run: only the part that the viewer kept in RUN/crop.json; none: all
     resume: bool = False  # keep frames of these cameras and this size that are there already
-    overwrite: bool = False  # replace what is there, even of other cameras, frames, size or crop
+    overwrite: bool = False  # replace an earlier rendering of other cameras, size or crop
 
 
 @dataclass
