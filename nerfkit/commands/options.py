@@ -16,6 +16,7 @@ import tyro
 
 from nerfkit import config as config_module
 from nerfkit.config import Box, Config, DataConfig
+from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
@@ -294,6 +295,8 @@ def train_options(arguments: list[str]) -> TrainOptions:
     if known.resume:  # Python code of the run's is not imported unless it is given again
         before = read_config(Path(known.resume))
         resumed = replace(before, model=replace(before.model, module=""), trainer=replace(before.trainer, loss=""))
+        if "eval.split" in read_decisions(Path(known.resume)):  # not asked for: the scene may have no such views
+            resumed.eval = replace(before.eval, split=None)
     config = config_module.merged(known.config or [], resumed)
     if known.resume:
         config = replace(config, out=known.resume)  # out in a file is for new runs

@@ -73,7 +73,8 @@ def _without_paths(capture: Capture) -> Capture:
     ]
     unlisted = {image.name for images in paths.values() for image in images}.difference(*splits.values())
     images = [image for image in capture.images if image.name not in unlisted]
-    return replace(capture, images=images, splits=splits, paths=paths, notes=notes_of(*capture.notes, *notes))
+    notes = notes_of(*capture.notes, *notes)
+    return replace(capture.of_images(images), splits=splits, paths=paths, notes=notes)
 
 
 def on_disk(file: Path, find: Callable[[Path], Path | None]) -> Path | None:

@@ -153,11 +153,16 @@ def with_depth(folder: Path, capture: Capture) -> Capture:
         inner = {image.name: WITHIN.sub("", image.name) for image in capture.images}
         found, notes = find_masks(place.parent, inner.values(), place.name, MEASURED)
         files = {name: DepthFile(found[key]) for name, key in inner.items() if key in found}
-    found = {name: depth._replace(confidence=_confidence(depth.file)) for name, depth in files.items()}
+    found = {name: depth._replace(confidence=_confidence(folder, depth.file)) for name, depth in files.items()}
     images = [replace(image, depth=found.get(image.name)) for image in capture.images]
     return replace(capture, images=images, notes=notes_of(*capture.notes, *notes))
 
 
-def _confidence(file: Path) -> Path | None:
-    names = [f"{place}/{file.stem}{ending}" for place in CONFIDENCES for ending in MEASURED]
-    return first_there(file.parent.parent, names)
+def _confidence(folder: Path, file: Path) -> Path | None:
+    """The confidence of a file of depth: beside one of the folders that it is in, below as it is in that."""
+    for above in file.parents[: max(len(file.parents) - len(folder.parents) - 1, 1)]:
+        inner = file.relative_to(above).with_suffix("")
+        names = [f"{place}/{inner}{ending}" for place in CONFIDENCES for ending in MEASURED]
+        if confidence := first_there(above.parent, names):
+            return confidence
+    return None
