@@ -69,6 +69,7 @@ def test_shipped_files_are_small_differences(file: Path):
         ("[trainer]\nsteps = -1\n", ("trainer.steps", "1", "1000000000", "-1")),
         ("[data]\nbackground = 'pink'\n", ("data.background", "'pink'")),
         ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", ("data.box", "1.0", "0.0")),
+        ("[data]\nbox = [5e5, 4512345.6, 0.0, 500004.0, 4512349.6, 4.0]\n", ("data.box", "4512345.6", "subtract")),
         ("[model]\nmax_resolution = 4\n", ("model.max_resolution", "4", "model.base_resolution")),
         ("[ops]\nbackend = 'cudnn'\n", ("ops.backend", "'cudnn'")),
         ("[trainer\n", ("options.toml", "TOML")),

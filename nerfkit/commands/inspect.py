@@ -28,7 +28,7 @@ from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
 from nerfkit.data.images.pixels import MaskKind, look_into, read_mask
 from nerfkit.data.judging import Judged, judge
-from nerfkit.data.load import load_capture, look_at
+from nerfkit.data.load import load_capture, look_at, poses_beside
 from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import Scene, Views, format_sizes
 from nerfkit.data.scene_transform.diagnostics import mask_diagnostics, outlines_an_object, pixel_diagnostics
@@ -88,6 +88,8 @@ def main(options: InspectOptions) -> int:
 
 def without_poses(source: Path, data: DataConfig) -> int:
     """Print what training would do with photos or a video; nothing is written."""
+    if beside := poses_beside(source):
+        print(f"warning: {beside}")
     what, seconds = plan(source, print)
     limit = Config().resolved().trainer.max_seconds
     print(
