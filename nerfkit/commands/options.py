@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn, get_type_hints
 
 import tyro
 
@@ -20,7 +22,7 @@ from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
-from nerfkit.safe_io import did_you_mean, printable, shell_join
+from nerfkit.safe_io import ALIKE, did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
@@ -255,9 +257,47 @@ def parse(command: str, arguments: list[str]) -> Any:
 def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
     """An instance of the dataclass `kind`."""
     given = {} if default is None else {"default": default}
-    options = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", **given, **TYRO)
+    prog = f"nerfkit {command}"
+    options, left = tyro.cli(kind, args=arguments, prog=prog, return_unknown_args=True, **given, **TYRO)
+    if left:
+        refuse(left, [*option_names(kind)], prog)
     check_values(options, "--")
     return options
+
+
+def refuse(words: list[str], known: list[str], prog: str) -> NoReturn:
+    """End the process after a line on each option among the `words` that are left over, and those that are near it."""
+    typed = [word.partition("=")[0] for word in words if word.startswith("-")]
+    said = [f"there is no option {printable(option)}{meant(option, known)}" for option in typed]
+    said = said or [f"the word {printable(words[0])!r} belongs to no option"]
+    print(*(f"error: {line}" for line in said), f"{prog} --help shows all options", sep="\n", file=sys.stderr)
+    sys.exit(2)
+
+
+def meant(option: str, known: list[str]) -> str:
+    """The end of a message: at most three of the `known` options, of the name that was typed, or one that is spelt like
+    it or is a part of it, or the other way round; those of its group, where there are some."""
+    group, _, name = option.lstrip("-").replace("-", "_").rpartition(".")
+    names = {other: other.lstrip("-").rpartition(".") for other in known}
+    close = difflib.get_close_matches(name, {last for _, _, last in names.values()}, n=3, cutoff=ALIKE)
+    near = [other for last in close[: 1 if name in close else 3] for other in known if names[other][2] == last]
+    if name not in close and len(name) > 2:
+        near += [o for o in known if name in names[o][2] or names[o][2] in name or o.startswith(f"--{name}.")]
+    near = [other for other in near if names[other][0] == group] or near
+    return f"; did you mean {' or '.join([*dict.fromkeys(near)][:3])}?" if near else ""
+
+
+def option_names(kind: type, prefix: str = "--") -> Iterator[str]:
+    """The options that stand for the fields of a dataclass."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        marks = getattr(hint, "__metadata__", ())
+        named = next((mark for mark in marks if getattr(mark, "name", None)), None)
+        if is_dataclass(hint):
+            yield from option_names(hint, f"{prefix}{name}.")
+        elif named is not None:
+            yield f"{'--' if named.prefix_name is False else prefix}{named.name}"
+        elif tyro.conf.Positional not in marks:
+            yield f"{prefix}{name}"
 
 
 def take_scene(options: Any, path: str | None) -> None:
@@ -316,15 +356,12 @@ def train_options(arguments: list[str]) -> TrainOptions:
 
 
 def hints(command: str, arguments: list[str]) -> list[str]:
-    """Lines on what was meant by arguments that the parser has refused; it has told which options are spelt alike."""
+    """Lines on what was meant by arguments that the parser has refused."""
     found = []
     for place, word in enumerate(arguments):
         option = word.partition("=")[0]
         values = list(takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :]))
-        group, _, name = option.rpartition(".")
-        if command == "train" and group.startswith("--") and name in {f.name for f in fields(TrainOptions)} - {"scene"}:
-            found.append(f"did you mean --{name}?")
-        elif option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
+        if option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
             found.append("--size takes a width and a height: --size 640 360")
         elif option == "--outputs" and len(values) > 1:
             found.append(f"--outputs takes names with commas between: --outputs {shell_join(','.join(values))}")
