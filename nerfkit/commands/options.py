@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
@@ -255,49 +255,43 @@ def parse(command: str, arguments: list[str]) -> Any:
 
 
 def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
-    """An instance of the dataclass `kind`."""
+    """An instance of the dataclass `kind`; ends the process for words that are left over."""
     given = {} if default is None else {"default": default}
     prog = f"nerfkit {command}"
     options, left = tyro.cli(kind, args=arguments, prog=prog, return_unknown_args=True, **given, **TYRO)
     if left:
-        refuse(left, [*option_names(kind)], prog)
+        typed = [word.partition("=")[0] for word in left if word.startswith("-")]
+        said = [f"error: there is no option {printable(option)}{meant(option, kind)}" for option in typed]
+        said = said or [f"error: the word {printable(left[0])!r} belongs to no option"]
+        print(*said, f"{prog} --help shows all options", sep="\n", file=sys.stderr)
+        sys.exit(2)
     check_values(options, "--")
     return options
 
 
-def refuse(words: list[str], known: list[str], prog: str) -> NoReturn:
-    """End the process after a line on each option among the `words` that are left over, and those that are near it."""
-    typed = [word.partition("=")[0] for word in words if word.startswith("-")]
-    said = [f"there is no option {printable(option)}{meant(option, known)}" for option in typed]
-    said = said or [f"the word {printable(words[0])!r} belongs to no option"]
-    print(*(f"error: {line}" for line in said), f"{prog} --help shows all options", sep="\n", file=sys.stderr)
-    sys.exit(2)
+def meant(option: str, kind: type) -> str:
+    """The end of a message: at most three options, whose names are spelt like the one that was typed, or are a part of
+    it or the other way round."""
+    name = option.lstrip("-").replace("-", "_").rpartition(".")[2]
 
+    def alike(other: str) -> float:
+        last = other.lstrip("-").rpartition(".")[2]
+        is_part = len(name) > 2 and (name in last or last in name or other.startswith(f"--{name}."))
+        return is_part + difflib.SequenceMatcher(None, name, last).ratio()
 
-def meant(option: str, known: list[str]) -> str:
-    """The end of a message: at most three of the `known` options, of the name that was typed, or one that is spelt like
-    it or is a part of it, or the other way round; those of its group, where there are some."""
-    group, _, name = option.lstrip("-").replace("-", "_").rpartition(".")
-    names = {other: other.lstrip("-").rpartition(".") for other in known}
-    close = difflib.get_close_matches(name, {last for _, _, last in names.values()}, n=3, cutoff=ALIKE)
-    near = [other for last in close[: 1 if name in close else 3] for other in known if names[other][2] == last]
-    if name not in close and len(name) > 2:
-        near += [o for o in known if name in names[o][2] or names[o][2] in name or o.startswith(f"--{name}.")]
-    near = [other for other in near if names[other][0] == group] or near
-    return f"; did you mean {' or '.join([*dict.fromkeys(near)][:3])}?" if near else ""
+    near = sorted((other for other in option_names(kind) if alike(other) >= ALIKE), key=alike, reverse=True)[:3]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def option_names(kind: type, prefix: str = "--") -> Iterator[str]:
     """The options that stand for the fields of a dataclass."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
-        named = next((mark for mark in marks if getattr(mark, "name", None)), None)
+        own = [f"--{mark.name}" for mark in marks if getattr(mark, "name", None)]
         if is_dataclass(hint):
             yield from option_names(hint, f"{prefix}{name}.")
-        elif named is not None:
-            yield f"{'--' if named.prefix_name is False else prefix}{named.name}"
         elif tyro.conf.Positional not in marks:
-            yield f"{prefix}{name}"
+            yield own[0] if own else f"{prefix}{name}"
 
 
 def take_scene(options: Any, path: str | None) -> None:

@@ -159,10 +159,7 @@ def with_depth(folder: Path, capture: Capture) -> Capture:
 
 
 def _confidence(folder: Path, file: Path) -> Path | None:
-    """The confidence of a file of depth: beside one of the folders that it is in, below as it is in that."""
-    for above in file.parents[: max(len(file.parents) - len(folder.parents) - 1, 1)]:
-        inner = file.relative_to(above).with_suffix("")
-        names = [f"{place}/{inner}{ending}" for place in CONFIDENCES for ending in MEASURED]
-        if confidence := first_there(above.parent, names):
-            return confidence
-    return None
+    """The confidence of a file of depth: below a folder beside one that it is in, as it is below that."""
+    within = [above for above in file.parents if folder in above.parents] or [file.parent]
+    inner = [(above.parent, file.relative_to(above).with_suffix(ending)) for above in within for ending in MEASURED]
+    return next((at / c / name for at, name in inner for c in CONFIDENCES if os.path.lexists(at / c / name)), None)
