@@ -220,7 +220,7 @@ def test_poses_of_other_programs_are_named_before_poses_are_found_anew(name: str
     (tmp_path / name).write_text(content)
     check_refused(load, tmp_path, Path(name).name, *named)
     capture = capture_in(tmp_path, [PINHOLE] * 5)
-    monkeypatch.setattr("nerfkit.commands.inspect.find_spec", lambda name: True)
+    monkeypatch.setattr(inspect, "find_spec", lambda name: True)
     run_main(inspect, tmp_path)
     assert_names(capsys.readouterr().out, "warning: ", Path(name).name, *named)
     monkeypatch.setattr("nerfkit.data.load.solve", lambda *_: WRITERS["colmap"](tmp_path, capture) or tmp_path)
