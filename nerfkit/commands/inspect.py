@@ -291,7 +291,7 @@ class Inspection:
 
     def drawing(self) -> bytes:
         """A PNG of the cameras whose images exist."""
-        return draw(replace(self.capture, images=[image for image, _ in self.there]), self.transform, self.splits)
+        return draw(self.capture.of_images([image for image, _ in self.there]), self.transform, self.splits)
 
     @property
     def refused(self) -> list[str]:

@@ -257,13 +257,12 @@ def parse(command: str, arguments: list[str]) -> Any:
 def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
     """An instance of the dataclass `kind`; ends the process for words that are left over."""
     given = {} if default is None else {"default": default}
-    prog = f"nerfkit {command}"
-    options, left = tyro.cli(kind, args=arguments, prog=prog, return_unknown_args=True, **given, **TYRO)
+    options, left = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", return_unknown_args=True, **given, **TYRO)
     if left:
         typed = [word.partition("=")[0] for word in left if word.startswith("-")]
         said = [f"error: there is no option {printable(option)}{meant(option, kind)}" for option in typed]
         said = said or [f"error: the word {printable(left[0])!r} belongs to no option"]
-        print(*said, f"{prog} --help shows all options", sep="\n", file=sys.stderr)
+        print(*said, f"nerfkit {command} --help shows all options", sep="\n", file=sys.stderr)
         sys.exit(2)
     check_values(options, "--")
     return options
