@@ -296,7 +296,7 @@ STEPS = "sampling.step_size sampling.cone_angle sampling.alpha_threshold"
         ("", STEPS, [0.0025, 1 / 256, 0.001]),
         (f"{BOX} {UNBOUNDED}", STEPS, [0.01, 1 / 256, 0.001]),  # the box is the unit
         ("--sampling.step_size 0.005", STEPS, [0.005, 1 / 256, 0.001]),
-        ("", "trainer.distortion model.max_resolution sampling.occupancy_resolution", [0.003, 8192, 256]),
+        ("", "trainer.distortion model.max_resolution sampling.occupancy_resolution", [0.003, 4096, 256]),
         ("--sampling.kind box", "trainer.distortion", [0.0003]),
         (f"{BOX} --trainer.distortion 0", "trainer.distortion", [0]),
         (BOX, "sampling.kind sampling.near sampling.far data.background", ["box", 0, 1e10, "white"]),
@@ -348,7 +348,7 @@ def test_what_a_file_says_is_given_be_it_the_default(folder: Path, tmp_path: Pat
     file.write_text("[trainer]\ndistortion = 0.0\n[sampling]\nnear = 0.0\noccupancy_resolution = 128\n")
     told, _ = options_of(folder, f"--config {file} --size large")
     assert values_of(told, "trainer.distortion sampling.near sampling.occupancy_resolution") == [0, 0, 128]
-    assert told.model.max_resolution == 8192, "of which the file says nothing"
+    assert told.model.max_resolution == 4096, "of which the file says nothing"
 
 
 def test_equal_steps_wait_for_the_scene_to_say_how_far(folder: Path, tmp_path: Path):
@@ -389,7 +389,7 @@ def test_a_limit_of_time_alone_ends_a_training(arguments: list, on_a_gpu: tuple,
 def test_a_decision_says_who_made_it_and_why(folder: Path):
     decisions = options_of(folder, "--config quick --size small --trainer.samples_per_step 512")[0].decisions
     by = {name: decision.by for name, decision in decisions.items()}
-    assert not {"trainer.samples_per_step", "trainer.steps", "size"} & by.keys(), "that was the user, or the preset"
+    assert not {"trainer.samples_per_step", "trainer.max_seconds", "size"} & by.keys(), "that was the user, or the preset"
     assert (by["data.background"], by["trainer.learning_rate"]) == ("scene", "model")
     assert "place" in decisions["sampling.kind"].why and by["model.levels"] == "size"
 
