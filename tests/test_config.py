@@ -389,7 +389,8 @@ def test_a_limit_of_time_alone_ends_a_training(arguments: list, on_a_gpu: tuple,
 def test_a_decision_says_who_made_it_and_why(folder: Path):
     decisions = options_of(folder, "--config quick --size small --trainer.samples_per_step 512")[0].decisions
     by = {name: decision.by for name, decision in decisions.items()}
-    assert not {"trainer.samples_per_step", "trainer.max_seconds", "size"} & by.keys(), "that was the user, or the preset"
+    given = {"trainer.samples_per_step", "trainer.max_seconds", "size"}  # by the user, or the preset
+    assert not given & by.keys()
     assert (by["data.background"], by["trainer.learning_rate"]) == ("scene", "model")
     assert "place" in decisions["sampling.kind"].why and by["model.levels"] == "size"
 
