@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ray of a lane: from one interval in an occupied cell to the next, past blocks without any, and what has been seen
+// so far. The intervals and their cells are those of the op march, bit for bit.
+
+#pragma once
+
+#include "composite/args.h"
+#include "march/growing_steps.cuh"
+#include "render_rays/args.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int WINDOW = 8;                           // intervals that are looked up at a time
+constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;       // intervals that one probe of the coarse grid passes
+constexpr float PROBED = float(BLOCK / 2) * 0.999f;  // cells around a probe that it covers
+
+// Where a lane is on its ray.
+struct Marcher {
+  float o[3], d[3];  // in cells of the box; with t_edges in half sides of the box
+  union {
+    float start;     // distance of the first middle
+    float farthest;  // with t_edges: largest coordinate of o
+  };
+  union {
+    float leave;  // distance of the end
+    float speed;  // largest coordinate of d
+  };
+  float moment;     // with t_edges, as in ContractedRay
+  int next;         // interval, the first that is not looked up
+  int near_until;   // up to this one, cells have to be looked up
+  int span;         // intervals that a probe passes; 0: it covers none
+  unsigned window;  // occupied intervals, of the last WINDOW that were looked up
+
+  __device__ __forceinline__ ContractedRay<float> contracted(const MarchGrid& grid) const {
+    const int most = max(grid.cells[0], max(grid.cells[1], grid.cells[2]));
+    return {{o[0], o[1], o[2]}, {d[0], d[1], d[2]}, 0.f, farthest, speed, moment, float(most) * 0.25f, true};
+  }
+  __device__ __forceinline__ TileRay<float> in_box() const {
+    TileRay<float> ray;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) ray.o[axis] = o[axis], ray.d[axis] = d[axis];
+    ray.start = start, ray.leave = leave;
+    return ray;
+  }
+};
+
+__device__ __forceinline__ GrowingSteps<float> edges_of(const MarchArguments& in) {
+  return {(const float*)in.t_edges, in.n_intervals};
+}
+__device__ __forceinline__ Steps<float> steps_of(const MarchArguments& in) {
+  return {float(in.limits.step), float(in.limits.step / 2)};
+}
+
+// Begins ray `index`; false if it has no samples.
+__device__ __forceinline__ bool begin(Marcher& m, const MarchArguments& in, int index) {
+  m.next = m.near_until = 0, m.window = 0;
+  if (in.t_edges) {
+    const ContractedRay<float> ray = contracted_ray<float>(in, index);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) m.o[axis] = ray.o[axis], m.d[axis] = ray.d[axis];
+    m.farthest = ray.farthest, m.speed = ray.speed, m.moment = ray.moment;
+    m.span = FIRST_SPAN;
+    return ray.marches;
+  }
+  const int64_t at = 3 * int64_t(index);
+  const GridRay<float> ray = grid_ray((const float*)in.origins + at, (const float*)in.directions + at,
+                                      (const float*)in.box, 0.f, false, in.grid, in.limits);
+  constexpr float EPSILON = 1.1920929e-7f;
+  const float farthest = fabsf(ray.start) + fabsf(ray.leave) + MAX_SPAN * ray.step;
+  float reach = 0, error = 0;  // cells along the worst axis: from one middle to the next; of rounding
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    m.o[axis] = ray.o[axis], m.d[axis] = ray.d[axis];
+    reach = fmaxf(reach, fabsf(ray.d[axis]) * ray.step);
+    error = fmaxf(error, (fabsf(ray.o[axis]) + fabsf(ray.d[axis]) * farthest) * (16 * EPSILON));
+  }
+  m.start = ray.start, m.leave = ray.leave, m.moment = 0;
+  const float passed = 2 * (PROBED - error) / reach;
+  m.span = passed > 0 ? min(1 + int(fminf(passed, float(MAX_SPAN))), MAX_SPAN) : 0;
+  return ray.start < ray.leave && !ray.too_long();
+}
+
+// Looks up the next WINDOW intervals.
+template <bool INSIDE, class Ray, class Spacing>
+__device__ __forceinline__ void look_up(Marcher& m, const Ray& ray, const MarchGrid& grid, const Spacing& spacing) {
+  const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(grid.occupancy);
+  Interval at[WINDOW];
+  unsigned found = 0;
+#pragma unroll
+  for (int i = 0; i < WINDOW; ++i) at[i] = interval<INSIDE>(ray, grid, spacing, float(m.next + i));
+#pragma unroll
+  for (int i = 0; i < WINDOW; ++i) found |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << i;
+  m.window = found;
+  m.next += WINDOW;
+}
+
+// One step on: past the intervals of a probe that finds nothing, or to those of the next window. False at the end.
+__device__ __forceinline__ bool advance(Marcher& m, const MarchArguments& in, const CoarseGrid& coarse) {
+  if (in.t_edges) {
+    const GrowingSteps<float> t_edges = edges_of(in);
+    if (m.next >= t_edges.n_intervals) return false;
+    ContractedTileRay<float> ray{m.contracted(in.grid), 0};
+    if (m.next >= m.near_until) {
+      const int end = min(m.next + m.span, t_edges.n_intervals);
+      const Segment<float> part = segment(ray, in.grid, t_edges.middle(0.f, m.next), t_edges.middle(0.f, end - 1));
+      if (part.reach <= PROBED) {
+        if (part.reach <= PROBED / 2) m.span = min(2 * m.span, MAX_SPAN);
+        if (!probe(part, coarse)) {
+          m.next = end;
+          return true;
+        }
+      } else if (m.span > WINDOW) {
+        m.span /= 2;
+        return true;
+      }
+      m.near_until = end;
+    }
+    look_up<true>(m, ray, in.grid, t_edges);
+    return true;
+  }
+  const Steps<float> steps = steps_of(in);
+  TileRay<float> ray = m.in_box();
+  if (!(m.start + float(m.next) * steps.step < m.leave)) return false;
+  if (m.span && m.next >= m.near_until) {
+    const float t = m.start + (float(m.next) + 0.5f * float(m.span - 1)) * steps.step;
+    uint32_t at[3];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis)
+      at[axis] =
+          min(floor_saturated((m.o[axis] + m.d[axis] * t) * (1.f / BLOCK) + 0.5f), uint32_t(coarse.blocks[axis]));
+    if (!coarse.any[(at[0] * (coarse.blocks[1] + 1) + at[1]) * (coarse.blocks[2] + 1) + at[2]]) {
+      m.next += m.span;
+      return true;
+    }
+    m.near_until = m.next + m.span;
+  }
+  look_up<false>(m, ray, in.grid, steps);
+  return true;
+}
+
+// Takes the next occupied interval out of the window: where it begins and ends.
+__device__ __forceinline__ float2 take_interval(Marcher& m, const MarchArguments& in) {
+  const int k = m.next - WINDOW + __ffs(m.window) - 1;
+  m.window &= m.window - 1;
+  if (in.t_edges) return make_float2(edges_of(in).end(0.f, k), edges_of(in).end(0.f, k + 1));
+  const Steps<float> steps = steps_of(in);
+  const float t = m.start + float(k) * steps.step;
+  return make_float2(t - steps.half, t + steps.half);
+}
+
+// The middle of an interval, 0 to 1 in the feature grid: the operations of nerfkit/model, each rounded for itself.
+__device__ __forceinline__ void unit_position(const MarchArguments& in, int ray, float2 ends, float (&unit)[3]) {
+  const float *origin = (const float*)in.origins + 3 * int64_t(ray),
+              *direction = (const float*)in.directions + 3 * int64_t(ray), *box = (const float*)in.box;
+  const float middle = (ends.x + ends.y) / 2;
+  float largest = 1;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    const float position = origin[axis] + direction[axis] * middle, low = box[axis], high = box[3 + axis];
+    if (in.t_edges) {
+      constexpr float FARTHEST = 1.2676506002282294e30f;  // 2^100, of nerfkit/ops/march.py
+      const float u = (position - (low + high) / 2) / ((high - low) / 2);
+      unit[axis] = fminf(fmaxf(u, -FARTHEST), FARTHEST);
+      largest = fmaxf(largest, fabsf(unit[axis]));
+    } else {
+      unit[axis] = (position - low) / (high - low);
+    }
+  }
+  if (!in.t_edges) return;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) unit[axis] = (product(unit[axis] / largest, 2 - 1 / largest) + 2) / 4;
+}
+
+// What a ray has seen. Light is stopped by every sample, colors are of those that are kept.
+struct Seen {
+  float stopped;                // optical thickness of all samples so far
+  float thickness;              // of those that are kept
+  float opacity, depth, color[3];  // sums over their weights
+  float median;                 // distance at which half of the light was left; 0 as long as more is
+
+  // Adds a sample of a density that is kept, and returns its weight.
+  __device__ __forceinline__ float add(float density, float2 ends) {
+    const float tau = density * (ends.y - ends.x), most = CompositeLimits<float>::max_thickness;
+    const float stops = tau > most ? most : tau, alpha = -expm1f(-stops), weight = expf(-thickness) * alpha;
+    const float before = 1 - opacity, after = before - weight;
+    if (before > 0.5f && after <= 0.5f)
+      median = ends.x + logf(before * 2) / logf(before / fmaxf(after, 1e-12f)) * (ends.y - ends.x);
+    thickness += stops;
+    opacity += weight;
+    depth += weight * ((ends.x + ends.y) / 2);
+    return weight;
+  }
+};
+
+__device__ __forceinline__ void write_pixel(const RenderArguments& a, int ray, const Seen& seen) {
+  const float* background = a.background + a.background_stride * ray;
+#pragma unroll
+  for (int i = 0; i < 3; ++i)
+    a.color[3 * int64_t(ray) + i] = seen.color[i] + (1 - seen.opacity) * background[i];
+  const float floor = CompositeLimits<float>::min_opacity;
+  a.opacity[ray] = seen.opacity;
+  a.depth[ray] = seen.depth / (seen.opacity > floor ? seen.opacity : floor);
+  a.median[ray] = seen.median;
+}
+
+}  // namespace
+}  // namespace nerfkit
