@@ -6,6 +6,7 @@ import math
 OPS = (
     "trilinear", "grid_encode", "depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm", "mlp", "march",
     "count_visible", "compact_samples", "spherical_harmonics", "composite", "distortion", "lazy_adam",
+    "render_rays",
 )  # fmt: skip
 BACKENDS = ("torch", "cpp", "cuda")
 CHOICES = ("auto", *BACKENDS)

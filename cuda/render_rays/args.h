@@ -6,6 +6,7 @@
 
 #include "grid_encode/args.h"
 #include "march/args.h"
+#include "spherical_harmonics/args.h"
 
 namespace nerfkit {
 

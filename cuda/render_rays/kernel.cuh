@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
       const unsigned index = first + __popc(idle & lower);
       if (ray < 0 && index < unsigned(a.march.n_rays)) {
         ray = int(index);
-        open = begin(marcher, a.march, ray);
+        open = begin(marcher, a.march, ray) && a.limit > 0;
         kept = sent = 0;
         seen = Seen{};
         if (open) {
