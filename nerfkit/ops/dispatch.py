@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nerfkit.errors import UserError
-from nerfkit.limits import BACKENDS, CHOICES, OPS
+from nerfkit.limits import BACKENDS, CHOICES, GPU_ONLY, OPS, of_all_ops
 from nerfkit.ops import native
 
 DEVICE_OF = {"cpp": "cpu", "cuda": "cuda"}
@@ -76,7 +76,12 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     if wanted is None:
         return Resolved("torch", f"no fused backend for {kind} tensors")
     why_not, advice = None, "use ops.backend=auto"
-    if (op, wanted) not in _implementations:
+    if wanted == "cpp" and op in GPU_ONLY:
+        why_not, advice = (
+            "is none of its backends: on a CPU its definition runs, a chain of ops",
+            f"leave out --ops.overrides {op} cpp",
+        )
+    elif (op, wanted) not in _implementations:
         why_not = f"is not built ({native.missing_hint(wanted)})"
         advice = f"built here: {', '.join(available(op))}. {native.how_to_build(wanted)} Or {advice}."
     elif DEVICE_OF[wanted] != kind:
@@ -112,7 +117,7 @@ def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) 
 
     A model's own choice, `config.ops`, goes before it, as does `backend`.
     """
-    _default.update(_checked(dict.fromkeys(OPS, default) | (overrides or {})))
+    _default.update(_checked(of_all_ops(default) | (overrides or {})))
 
 
 def choices() -> dict[str, str]:
@@ -127,7 +132,7 @@ class backend:  # noqa: N801
     """
 
     def __init__(self, default: str | None = None, overrides: dict[str, str] | None = None):
-        self.chosen = _checked((dict.fromkeys(OPS, default) if default else {}) | (overrides or {}))
+        self.chosen = _checked((of_all_ops(default) if default else {}) | (overrides or {}))
         self.before: list[dict[str, str] | None] = []
 
     def __enter__(self) -> None:

@@ -89,11 +89,12 @@ def render_rays(
     >>> fog[3]                                                # half of the light is left log(2) behind the face at 1
     tensor([1.6931, 0.0000])
     """
+    is_one_color = isinstance(background, Tensor) and background.dim() == 1
     sizes = check(
         "render_rays", FIELD_FLOATS, table=(table, ("T", "F")), density_net=(density_net, ("P",)),
-        color_net=(color_net, ("P'",)), origins=(origins, ("R", 3), FLOAT32), directions=(directions, ("R", 3), FLOAT32),
-        occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), box=(box, (2, 3), FLOAT32),
-        background=(background, (3,) if background.dim() == 1 else ("R", 3), FLOAT32),
+        color_net=(color_net, ("P'",)), origins=(origins, ("R", 3), FLOAT32),
+        directions=(directions, ("R", 3), FLOAT32), occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), box=(box, (2, 3), FLOAT32),
+        background=(background, (3,) if is_one_color else ("R", 3), FLOAT32),
         threshold=(threshold, (), FLOAT32), t_edges=t_edges is not None and (t_edges, ("L",), FLOAT32),
     )  # fmt: skip
     resolutions = tuple(resolutions)
@@ -101,10 +102,8 @@ def render_rays(
     channels, has_conv, has_lltm = len(resolutions) * sizes["F"], conv_weight is not None, lltm_weight is not None
     n_context = channels * has_conv + N_STATE * has_lltm
     widths = (channels, hidden, N_GEOMETRY), (N_GEOMETRY + N_HARMONICS + n_context, hidden, hidden, 3)
-    weights = {
-        name: (net, (n_parameters(of_net),))
-        for name, net, of_net in zip(("density_net", "color_net"), (density_net, color_net), widths, strict=True)
-    }
+    weights = {"density_net": (density_net, (n_parameters(widths[0]),))}
+    weights["color_net"] = color_net, (n_parameters(widths[1]),)
     if has_conv:
         weights |= {"conv_weight": (conv_weight, (channels, "K")), "conv_bias": (conv_bias, (channels,))}
     if has_lltm:
@@ -178,10 +177,8 @@ def _render_rays_torch(
     return color, opacity, depth, median_depth(weights, t_starts, t_ends, ray_offsets)
 
 
-def median_depth(
-    weights: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, transmittance: float = 0.5
-) -> Tensor:
-    """Distance [R] float32 at which the transmittance of each ray falls to a value; 0 where it never does.
+def median_depth(weights: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor) -> Tensor:
+    """Distance [R] float32 at which the transmittance of each ray falls to 1/2; 0 where it never does.
 
     `weights` [N] as of `composite`. Density is constant within an interval, so the place in the interval is exact.
     """
@@ -189,10 +186,10 @@ def median_depth(
     ray_index = ray_indices(ray_offsets, weights.shape[0])  # [N]
     before = 1 - sum_before(weights, ray_offsets, ray_index)  # [N] transmittance
     after = before - weights
-    falls = (before > transmittance) & (after <= transmittance)
-    # Of an interval: after = before * exp(-x), and the transmittance is reached at this share of x.
+    falls = (before > 0.5) & (after <= 0.5)
+    # Of an interval: after = before * exp(-x), and 1/2 is reached at this share of x.
     optical = torch.log(before[falls] / after[falls].clamp(min=1e-12))
-    share = torch.log(before[falls] / transmittance) / optical
+    share = torch.log(before[falls] * 2) / optical
     start, end = t_starts[falls].double(), t_ends[falls].double()
     depth = torch.zeros(ray_offsets.shape[0] - 1, dtype=torch.float64, device=weights.device)
     # Rounding could let two intervals of a ray qualify: the nearer one counts, written last.
