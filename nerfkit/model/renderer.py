@@ -12,6 +12,7 @@ compositing density, rgb, intervals      -> color [R, 3], opacity [R], depth [R]
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,27 +102,30 @@ class Renderer(Model):
         """Color, opacity, mean and median depth of rays, in one kernel where the GPU's takes the model."""
         if not self.is_one_kernel:
             return self(rays, background)
-        half = {name: x.to(torch.float16) for name, x in self._weights().items()}
-        config, sampler = self.config.sampling, self.sampler
+        color, opacity, depth, median = render_rays(*rays[:2], background=background, **self._arguments(torch.float16))
+        return Rendering(color, opacity, depth, median_depth=median)
+
+    def _arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Those of `nerfkit.ops.render_rays` but rays and background, table and weights in `dtype`."""
+        sampler, grid, decoder, config = self.sampler, self.grid, self.decoder, self.config.sampling
+        weights = {
+            "table": grid.table,
+            "density_net": decoder.density_net.packed,
+            "color_net": decoder.color_net.packed,
+        }
+        if self.encoder:
+            weights |= {"conv_weight": self.encoder.taps(), "conv_bias": self.encoder.bias}
+        if self.aggregator:
+            weights |= {"lltm_weight": self.aggregator.weight, "lltm_bias": self.aggregator.bias}
         if isinstance(sampler, ContractedSampler):
             spacing = {"step": None, "t_edges": sampler.t_edges}
         else:
             spacing = {"step": config.step_size, "near": config.near, "far": config.far}
-        color, opacity, depth, median = render_rays(
-            *rays[:2], sampler.occupancy, sampler.box, resolutions=self.grid.resolutions,
-            max_entries=self.grid.max_entries, hidden=self.decoder.density_net.widths[1], background=background,
-            threshold=sampler.threshold, early_stop_transmittance=sampler.early_stop_transmittance,
-            density_bias=self.decoder.density_bias, **spacing, **half,
-        )  # fmt: skip
-        return Rendering(color, opacity, depth, median_depth=median)
-
-    def _weights(self) -> dict[str, Tensor]:
-        """Table and weights as `nerfkit.ops.render_rays` names them."""
-        decoder, encoder, aggregator = self.decoder, self.encoder, self.aggregator
-        weights = {"table": self.grid.table}
-        weights |= {"density_net": decoder.density_net.packed, "color_net": decoder.color_net.packed}
-        weights |= {"conv_weight": encoder.taps(), "conv_bias": encoder.bias} if encoder else {}
-        return weights | ({"lltm_weight": aggregator.weight, "lltm_bias": aggregator.bias} if aggregator else {})
+        return {
+            "occupancy": sampler.occupancy, "box": sampler.box, "threshold": sampler.threshold,
+            "early_stop_transmittance": sampler.early_stop_transmittance, "density_bias": decoder.density_bias,
+            "resolutions": grid.resolutions, "max_entries": grid.max_entries, "hidden": decoder.density_net.widths[1],
+        } | spacing | {name: x.to(dtype) for name, x in weights.items()}  # fmt: skip
 
     def _why_no_frame(self, device: torch.device) -> str | None:
         """Why the kernel that renders images on `device` does not know this model; None if it does."""

@@ -17,7 +17,7 @@ from nerfkit.ops.depthwise_conv1d import depthwise_conv1d
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.grid_encode import check_levels, grid_encode
 from nerfkit.ops.lltm import lltm
-from nerfkit.ops.march import FARTHEST, march
+from nerfkit.ops.march import FARTHEST, check_steps, march
 from nerfkit.ops.mlp import mlp, n_parameters, why_not_on
 from nerfkit.ops.packed import offsets_from_counts, ray_indices, sum_before
 from nerfkit.ops.spherical_harmonics import N_HARMONICS, spherical_harmonics
@@ -93,10 +93,14 @@ def render_rays(
     sizes = check(
         "render_rays", FIELD_FLOATS, table=(table, ("T", "F")), density_net=(density_net, ("P",)),
         color_net=(color_net, ("P'",)), origins=(origins, ("R", 3), FLOAT32),
-        directions=(directions, ("R", 3), FLOAT32), occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), box=(box, (2, 3), FLOAT32),
+        directions=(directions, ("R", 3), FLOAT32), box=(box, (2, 3), FLOAT32),
+        occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), threshold=(threshold, (), FLOAT32),
         background=(background, (3,) if is_one_color else ("R", 3), FLOAT32),
-        threshold=(threshold, (), FLOAT32), t_edges=t_edges is not None and (t_edges, ("L",), FLOAT32),
+        t_edges=t_edges is not None and (t_edges, ("L",), FLOAT32),
     )  # fmt: skip
+    check_steps("render_rays", step, near, far, t_edges)
+    if not 0 <= early_stop_transmittance <= 1:
+        raise ValueError(f"render_rays: early_stop_transmittance must be 0 to 1, got {early_stop_transmittance}")
     resolutions = tuple(resolutions)
     check_levels(resolutions, max_entries, table.shape[0])
     channels, has_conv, has_lltm = len(resolutions) * sizes["F"], conv_weight is not None, lltm_weight is not None
