@@ -142,8 +142,9 @@ def small_renderer(kind: str, **model) -> Renderer:
                 x.normal_()
             elif name == "decoder.color_net.packed":  # what sees along the ray begins without any weight
                 x.normal_(0, 0.3)
-        weight, _ = renderer.decoder.density_net.layers()[-1]
+        weight, bias = renderer.decoder.density_net.layers()[-1]
         weight[0] *= 40  # so that some samples are thin, and some opaque
+        bias[0] = 1
         renderer.sampler.occupancy.copy_(torch.rand(renderer.sampler.occupancy.shape) < 0.4)
         renderer.sampler.threshold.fill_(0.05)
     return renderer
