@@ -144,7 +144,7 @@ def small_renderer(kind: str, **model) -> Renderer:
                 x.normal_(0, 0.3)
         weight, bias = renderer.decoder.density_net.layers()[-1]
         weight[0] *= 40  # so that some samples are thin, and some opaque
-        bias[0] = 1
+        bias[0] += 1 - renderer.density(torch.rand(1000, 3) * 2 - 1).log().mean()
         renderer.sampler.occupancy.copy_(torch.rand(renderer.sampler.occupancy.shape) < 0.4)
         renderer.sampler.threshold.fill_(0.05)
     return renderer
