@@ -11,6 +11,37 @@ namespace {
 // Points that all levels take before the next ones: 3 MB, which L2 holds beside the rows of a level.
 constexpr int64_t CHUNK = 1 << 18;
 
+// The four corners of a cell at its lower (even lane) or upper (odd lane) face along the first axis of memory.
+template <class T, int V>
+struct CellFace {
+  float u[3];         // position in the cell
+  Vec<T, V> rows[4];  // features of the corners (second, third axis)
+
+  __device__ __forceinline__ void load(const MemoryOrder& order, const float (&point)[3], bool odd,
+                                       const Vec<T, V>* from) {
+    float along[3];
+    int cell[3];
+    order.permute(point, along);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) cell_along(order.level.resolution, along[axis], cell[axis], u[axis]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) rows[k] = from[order.row(cell[0] + odd, cell[1] + (k >> 1), cell[2] + (k & 1))];
+  }
+
+  // sum = weights times features of the four corners.
+  __device__ __forceinline__ void interpolate(bool odd, float (&sum)[V]) const {
+    const float first = odd ? u[0] : 1 - u[0];
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[v] = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float w = first * (k & 2 ? u[1] : 1 - u[1]) * (k & 1 ? u[2] : 1 - u[2]);
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum[v] += w * float(rows[k].v[v]);
+    }
+  }
+};
+
 // F = V features, one access. One thread per point, G levels per block: G * V values are 32 bytes of `out`, a sector,
 // staged in shared memory. Two lanes share their two points: each loads one face of both cells, so that the two rows of
 // an edge, often in one sector, are asked for by one instruction.

@@ -31,7 +31,7 @@ Status render_rays(const RenderArguments& a, Stream stream_in) {
   const auto stream = (cudaStream_t)stream_in;
   auto* next_ray = static_cast<unsigned*>(a.workspace);
   const Sizes sizes = sizes_of(a);
-  const RenderPlan plan{sizes, BlockParts(sizes, a.levels.n_levels), WarpParts(sizes),
+  const RenderPlan plan{sizes, BlockParts(sizes), WarpParts(sizes),
                         coarse_of(a.march.grid.cells, reinterpret_cast<bool*>(next_ray + 1)), next_ray};
   const MarchGrid& grid = a.march.grid;
   const auto coarse_grid = grid.cells[2] % BLOCK == 0 && aligned(grid.occupancy, BLOCK) ? march_coarse_grid<true>

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "grid_encode/levels.cuh"
+#include "common/gpu.cuh"
 #include "lltm/fast_cell.cuh"
 #include "mlp/layers.cuh"
 #include "render_rays/args.h"
@@ -21,8 +21,9 @@ constexpr int GATES = 3 * RAY_STATE;
 struct Sizes {
   int channels;  // C, padded with zeros to a multiple of 16
   int context;   // columns behind geometry and harmonics: encoded features, then the state
-  int taps, lag; // of the convolution, 1 without; samples by which it is behind
+  int taps, lag;  // of the convolution, 1 without; samples by which it is behind
   bool lltm;
+  int n_dense;  // levels that are not hashed, which come first
 
   HD int feature_stride() const { return channels + PAD; }
   HD int color_inputs() const { return GEOMETRY + HARMONICS + context; }
@@ -38,6 +39,7 @@ HD Sizes sizes_of(const RenderArguments& a) {
   s.taps = a.taps ? a.taps : 1;
   s.lag = s.taps / 2;
   s.lltm = a.lltm_weight != nullptr;
+  while (s.n_dense < a.levels.n_levels && !level_of(a.levels, s.n_dense).hashed) ++s.n_dense;
   s.context = (a.taps || s.lltm ? s.channels : 0) + (s.lltm ? RAY_STATE : 0);
   return s;
 }
@@ -56,10 +58,9 @@ struct Parts {
 struct BlockParts : Parts {
   int density_in, density_out, color_in, color_middle, color_out, gates;
   int bias_density_in, bias_density_out, bias_color_in, bias_color_middle, bias_color_out, bias_gates;
-  int taps;    // [K, C], and behind it the bias [C]
-  int levels;  // [L]
+  int taps;  // [K, C], and behind it the bias [C]
 
-  HD BlockParts(const Sizes& s, int n_levels) {
+  HD explicit BlockParts(const Sizes& s) {
     const auto matrix = [&](int rows, int stride) { return take(rows * stride * 2); };
     density_in = matrix(RENDER_HIDDEN, s.feature_stride());
     density_out = matrix(OUT, HIDDEN_STRIDE);
@@ -74,7 +75,6 @@ struct BlockParts : Parts {
     bias_color_out = take(OUT * 4);
     bias_gates = take(s.lltm ? GATES * 4 : 0);
     taps = take(s.context ? (s.taps + 1) * s.channels * 4 : 0);
-    levels = take(n_levels * int(sizeof(MemoryOrder)));
   }
 };
 
@@ -89,7 +89,7 @@ struct WarpParts : Parts {
   int waiting;    // [QUEUE] their weights, float32
   int owners;     // [QUEUE] their lanes
 
-  HD WarpParts(const Sizes& s) {
+  HD explicit WarpParts(const Sizes& s) {
     features = take(s.taps * 32 * s.feature_stride() * 2);
     geometry = take((s.lag + 1) * 32 * SHORT_STRIDE * 2);
     weights = take((s.lag + 1) * 32 * 4);
@@ -161,45 +161,58 @@ __device__ __forceinline__ void fill_block(unsigned char* shared, const RenderAr
     else
       taps[i] = tap == 0 ? 1.f : 0.f;  // without a convolution features are handed on
   }
-  auto* levels = reinterpret_cast<MemoryOrder*>(shared + at.levels);
-  for (int l = threadIdx.x; l < a.levels.n_levels; l += blockDim.x) levels[l] = MemoryOrder(a.levels, l);
 }
 
-// The features of each lane's point, in [0, 1]^3, to its row, V of each level; behind them, up to `channels`, zeros.
-// Two lanes share their points, as in grid_encode_forward_levels, and features have the same bits as there.
+// The features of a point in [0, 1]^3 on a level, whose first row is `rows`. A lane has all eight corners, in the order
+// of memory and of the sums of grid_encode_forward_levels: the features have the same bits.
+template <int V, bool HASHED>
+__device__ __forceinline__ Vec<__half, V> encode_level(const float (&point)[3], const Vec<__half, V>* rows,
+                                                       int resolution, uint32_t mask) {
+  const uint32_t side = resolution + 1;
+  uint32_t at[3];
+  float u[3];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {  // axes in the order of memory
+    const float scaled = point[HASHED ? i : (i + 2) % 3] * float(resolution);
+    const int cell = min(int(scaled), resolution - 1);
+    at[i] = cell, u[i] = scaled - float(cell);
+  }
+  const uint32_t factor[2] = {HASHED ? HASH_Y : side * side, HASHED ? HASH_Z : side};
+  at[1] *= factor[0], at[2] *= factor[1];
+  float sum[2][V] = {};
+  Vec<__half, V> corner[8];
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const uint32_t a = at[0] + (k >> 2), b = at[1] + (k >> 1 & 1) * factor[0], c = at[2] + (k & 1) * factor[1];
+    corner[k] = rows[HASHED ? (a ^ b ^ c) & mask : a + b + c];
+  }
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float w = (k & 4 ? u[0] : 1 - u[0]) * (k & 2 ? u[1] : 1 - u[1]) * (k & 1 ? u[2] : 1 - u[2]);
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[k >> 2][v] += w * float(corner[k].v[v]);
+  }
+  Vec<__half, V> out;
+#pragma unroll
+  for (int v = 0; v < V; ++v) out.v[v] = __half(sum[0][v] + sum[1][v]);
+  return out;
+}
+
+// The features of this lane's point on all levels, to its row.
 template <int V>
-__device__ __forceinline__ void encode(const RenderArguments& a, const MemoryOrder* orders, const float (&own)[3],
-                                       int channels, __half* row) {
-  constexpr int G = 8 / V;  // levels of 16 bytes
-  const bool odd = threadIdx.x % 2;
-  float point[2][3];  // of the even lane, of the odd lane
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
-    const float other = __shfl_xor_sync(FULL_MASK, own[axis], 1);
-    point[0][axis] = odd ? other : own[axis], point[1][axis] = odd ? own[axis] : other;
-  }
-  for (int first = 0; first * V < channels; first += G) {
-    Vec<__half, 8> features;
-#pragma unroll
-    for (int j = 0; j < G; ++j) {
-      const int l = min(first + j, a.levels.n_levels - 1);
-      const MemoryOrder order = orders[l];
-      const auto* rows = static_cast<const Vec<__half, V>*>(a.table) + a.levels.first_row[l];
-      CellFace<__half, V> face[2];  // of both points
-      float sum[2][V];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) face[i].load(order, point[i], odd, rows);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) face[i].interpolate(odd, sum[i]);
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const float total =
-            (odd ? sum[1][v] : sum[0][v]) + __shfl_xor_sync(FULL_MASK, odd ? sum[0][v] : sum[1][v], 1);
-        features.v[j * V + v] = __half(first + j < a.levels.n_levels ? total : 0.f);
-      }
-    }
-    *reinterpret_cast<Vec<__half, 8>*>(row + first * V) = features;
-  }
+__device__ __forceinline__ void encode(const RenderArguments& a, const float (&point)[3], int n_dense, __half* row) {
+  using Features = Vec<__half, V>;
+  const auto* table = static_cast<const Features*>(a.table);
+  auto* to = reinterpret_cast<Features*>(row);
+  const auto level = [&](auto hashed, int l) {
+    to[l] = encode_level<V, hashed.value>(point, table + a.levels.first_row[l], a.levels.resolution[l],
+                                          a.levels.max_entries - 1);
+  };
+  int l = 0;
+#pragma unroll 2
+  for (; l < n_dense; ++l) level(std::false_type(), l);
+#pragma unroll 2
+  for (; l < a.levels.n_levels; ++l) level(std::true_type(), l);
 }
 
 // to [C] = the convolution at sample n of a ray, of which `count` samples are known; those beyond either end are zeros.

@@ -53,7 +53,6 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
   auto* queue = reinterpret_cast<__half*>(mine + part.queue);
   auto* waiting = reinterpret_cast<float*>(mine + part.waiting);
   auto* owners = reinterpret_cast<int*>(mine + part.owners);
-  const auto* orders = reinterpret_cast<const MemoryOrder*>(shared + block.levels);
   const auto* taps = reinterpret_cast<const float*>(shared + block.taps);
   const int feature_rows = 32 * s.feature_stride(), geometry_rows = 32 * SHORT_STRIDE;  // from one sample to the next
   const float threshold = *a.threshold;
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
         ends = take_interval(marcher, a.march);
         unit_position(a.march, ray, ends, point);
       }
-      encode<V>(a, orders, point, s.channels, features + feature_row);
+      encode<V>(a, point, s.n_dense, features + feature_row);
       __syncwarp();
       const unsigned row = shared_address(features + feature_row);
 #pragma unroll

@@ -167,9 +167,11 @@ __device__ __forceinline__ void unit_position(const MarchArguments& in, int ray,
       unit[axis] = (position - low) / (high - low);
     }
   }
-  if (!in.t_edges) return;
 #pragma unroll
-  for (int axis = 0; axis < 3; ++axis) unit[axis] = (product(unit[axis] / largest, 2 - 1 / largest) + 2) / 4;
+  for (int axis = 0; axis < 3; ++axis) {
+    if (in.t_edges) unit[axis] = (product(unit[axis] / largest, 2 - 1 / largest) + 2) / 4;
+    unit[axis] = fminf(fmaxf(unit[axis], 0.f), 1.f);  // as grid_encode does
+  }
 }
 
 // What a ray has seen. Light is stopped by every sample, colors are of those that are kept.
