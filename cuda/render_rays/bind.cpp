@@ -45,8 +45,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
   a.levels = levels_of(table, resolutions, max_entries);
   const int64_t channels = int64_t(a.levels.n_levels) * a.levels.n_features;
   const auto layer = [](int64_t in, int64_t out) { return (in + 1) * out; };
-  const Tensor density_net =
-      half("density_net", density_net_in, {layer(channels, hidden) + layer(hidden, GEOMETRY)});
+  const Tensor density_net = half("density_net", density_net_in, {layer(channels, hidden) + layer(hidden, GEOMETRY)});
   std::optional<Tensor> conv_weight, conv_bias, lltm_weight, lltm_bias;
   int64_t seen = GEOMETRY + HARMONICS;  // inputs of the color network
   if (conv_weight_in) {

@@ -34,11 +34,12 @@ Status render_rays(const RenderArguments& a, Stream stream_in) {
   const RenderPlan plan{sizes, BlockParts(sizes), WarpParts(sizes),
                         coarse_of(a.march.grid.cells, reinterpret_cast<bool*>(next_ray + 1)), next_ray};
   const MarchGrid& grid = a.march.grid;
-  const auto coarse_grid = grid.cells[2] % BLOCK == 0 && aligned(grid.occupancy, BLOCK) ? march_coarse_grid<true>
-                                                                                        : march_coarse_grid<false>;
+  const auto coarse_grid =
+      grid.cells[2] % BLOCK == 0 && aligned(grid.occupancy, BLOCK) ? march_coarse_grid<true> : march_coarse_grid<false>;
   const unsigned entries = unsigned(plan.coarse.blocks[0] + 1) * (plan.coarse.blocks[1] + 1);
   coarse_grid<<<entries, 32 * BLOCK, 0, stream>>>(grid, plan.coarse, next_ray);
-  if (a.levels.n_features == 2) return sizes.lltm ? launch<2, true>(a, plan, stream) : launch<2, false>(a, plan, stream);
+  if (a.levels.n_features == 2)
+    return sizes.lltm ? launch<2, true>(a, plan, stream) : launch<2, false>(a, plan, stream);
   return sizes.lltm ? launch<4, true>(a, plan, stream) : launch<4, false>(a, plan, stream);
 }
 

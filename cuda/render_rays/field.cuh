@@ -13,14 +13,14 @@
 namespace nerfkit {
 namespace {
 
-constexpr int TILE = 16;           // samples of the queue that the color network takes at a time
-constexpr int QUEUE = TILE + 32;   // samples that wait: less than a tile, and one more of each ray
+constexpr int TILE = 16;          // samples of the queue that the color network takes at a time
+constexpr int QUEUE = TILE + 32;  // samples that wait: less than a tile, and one more of each ray
 constexpr int GATES = 3 * RAY_STATE;
 
 // Widths, in half values. Rows of matrices are PAD longer than what they hold, so that neighbours are in other banks.
 struct Sizes {
-  int channels;  // C, padded with zeros to a multiple of 16
-  int context;   // columns behind geometry and harmonics: encoded features, then the state
+  int channels;   // C, padded with zeros to a multiple of 16
+  int context;    // columns behind geometry and harmonics: encoded features, then the state
   int taps, lag;  // of the convolution, 1 without; samples by which it is behind
   bool lltm;
   int n_dense;  // levels that are not hashed, which come first

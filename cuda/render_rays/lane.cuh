@@ -11,8 +11,8 @@
 namespace nerfkit {
 namespace {
 
-constexpr int WINDOW = 8;                           // intervals that are looked up at a time
-constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;       // intervals that one probe of the coarse grid passes
+constexpr int WINDOW = 8;                            // intervals that are looked up at a time
+constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;        // intervals that one probe of the coarse grid passes
 constexpr float PROBED = float(BLOCK / 2) * 0.999f;  // cells around a probe that it covers
 
 // Where a lane is on its ray.
@@ -30,7 +30,10 @@ struct Marcher {
   int next;         // interval, the first that is not looked up
   int near_until;   // up to this one, cells have to be looked up
   int span;         // intervals that a probe passes; 0: it covers none
-  unsigned window;  // occupied intervals, of the last WINDOW that were looked up
+  unsigned window;  // occupied intervals of the WINDOW from `base` on
+  int base;
+  unsigned ahead;  // the same of those in front of `next`, for when the window is empty
+  bool at_end;     // of the ray
 
   __device__ __forceinline__ ContractedRay<float> contracted(const MarchGrid& grid) const {
     const int most = max(grid.cells[0], max(grid.cells[1], grid.cells[2]));
@@ -54,7 +57,7 @@ __device__ __forceinline__ Steps<float> steps_of(const MarchArguments& in) {
 
 // Begins ray `index`; false if it has no samples.
 __device__ __forceinline__ bool begin(Marcher& m, const MarchArguments& in, int index) {
-  m.next = m.near_until = 0, m.window = 0;
+  m.next = m.near_until = 0, m.window = m.ahead = 0, m.at_end = false;
   if (in.t_edges) {
     const ContractedRay<float> ray = contracted_ray<float>(in, index);
 #pragma unroll
@@ -91,15 +94,16 @@ __device__ __forceinline__ void look_up(Marcher& m, const Ray& ray, const MarchG
   for (int i = 0; i < WINDOW; ++i) at[i] = interval<INSIDE>(ray, grid, spacing, float(m.next + i));
 #pragma unroll
   for (int i = 0; i < WINDOW; ++i) found |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << i;
-  m.window = found;
+  m.ahead = found;
   m.next += WINDOW;
 }
 
-// One step on: past the intervals of a probe that finds nothing, or to those of the next window. False at the end.
-__device__ __forceinline__ bool advance(Marcher& m, const MarchArguments& in, const CoarseGrid& coarse) {
+// One step on: past the intervals of a probe that finds nothing, or to those of the window ahead.
+__device__ __forceinline__ void advance(Marcher& m, const MarchArguments& in, const CoarseGrid& coarse) {
   if (in.t_edges) {
     const GrowingSteps<float> t_edges = edges_of(in);
-    if (m.next >= t_edges.n_intervals) return false;
+    m.at_end = m.next >= t_edges.n_intervals;
+    if (m.at_end) return;
     ContractedTileRay<float> ray{m.contracted(in.grid), 0};
     if (m.next >= m.near_until) {
       const int end = min(m.next + m.span, t_edges.n_intervals);
@@ -108,20 +112,21 @@ __device__ __forceinline__ bool advance(Marcher& m, const MarchArguments& in, co
         if (part.reach <= PROBED / 2) m.span = min(2 * m.span, MAX_SPAN);
         if (!probe(part, coarse)) {
           m.next = end;
-          return true;
+          return;
         }
       } else if (m.span > WINDOW) {
         m.span /= 2;
-        return true;
+        return;
       }
       m.near_until = end;
     }
     look_up<true>(m, ray, in.grid, t_edges);
-    return true;
+    return;
   }
   const Steps<float> steps = steps_of(in);
   TileRay<float> ray = m.in_box();
-  if (!(m.start + float(m.next) * steps.step < m.leave)) return false;
+  m.at_end = !(m.start + float(m.next) * steps.step < m.leave);
+  if (m.at_end) return;
   if (m.span && m.next >= m.near_until) {
     const float t = m.start + (float(m.next) + 0.5f * float(m.span - 1)) * steps.step;
     uint32_t at[3];
@@ -131,17 +136,16 @@ __device__ __forceinline__ bool advance(Marcher& m, const MarchArguments& in, co
           min(floor_saturated((m.o[axis] + m.d[axis] * t) * (1.f / BLOCK) + 0.5f), uint32_t(coarse.blocks[axis]));
     if (!coarse.any[(at[0] * (coarse.blocks[1] + 1) + at[1]) * (coarse.blocks[2] + 1) + at[2]]) {
       m.next += m.span;
-      return true;
+      return;
     }
     m.near_until = m.next + m.span;
   }
   look_up<false>(m, ray, in.grid, steps);
-  return true;
 }
 
 // Takes the next occupied interval out of the window: where it begins and ends.
 __device__ __forceinline__ float2 take_interval(Marcher& m, const MarchArguments& in) {
-  const int k = m.next - WINDOW + __ffs(m.window) - 1;
+  const int k = m.base + __ffs(m.window) - 1;
   m.window &= m.window - 1;
   if (in.t_edges) return make_float2(edges_of(in).end(0.f, k), edges_of(in).end(0.f, k + 1));
   const Steps<float> steps = steps_of(in);
@@ -176,10 +180,10 @@ __device__ __forceinline__ void unit_position(const MarchArguments& in, int ray,
 
 // What a ray has seen. Light is stopped by every sample, colors are of those that are kept.
 struct Seen {
-  float stopped;                // optical thickness of all samples so far
-  float thickness;              // of those that are kept
+  float stopped;                   // optical thickness of all samples so far
+  float thickness;                 // of those that are kept
   float opacity, depth, color[3];  // sums over their weights
-  float median;                 // distance at which half of the light was left; 0 as long as more is
+  float median;                    // distance at which half of the light was left; 0 as long as more is
 
   // Adds a sample of a density that is kept, and returns its weight.
   __device__ __forceinline__ float add(float density, float2 ends) {
@@ -198,8 +202,7 @@ struct Seen {
 __device__ __forceinline__ void write_pixel(const RenderArguments& a, int ray, const Seen& seen) {
   const float* background = a.background + a.background_stride * ray;
 #pragma unroll
-  for (int i = 0; i < 3; ++i)
-    a.color[3 * int64_t(ray) + i] = seen.color[i] + (1 - seen.opacity) * background[i];
+  for (int i = 0; i < 3; ++i) a.color[3 * int64_t(ray) + i] = seen.color[i] + (1 - seen.opacity) * background[i];
   const float floor = CompositeLimits<float>::min_opacity;
   a.opacity[ray] = seen.opacity;
   a.depth[ray] = seen.depth / (seen.opacity > floor ? seen.opacity : floor);
