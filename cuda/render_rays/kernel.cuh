@@ -27,7 +27,7 @@ struct RenderPlan {
   Sizes sizes;
   BlockParts block;
   WarpParts warp;
-  CoarseGrid coarse;
+  Coarse coarse;
   unsigned* next_ray;  // [1] that no lane has taken
 };
 
@@ -112,7 +112,13 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
       const unsigned want = __ballot_sync(FULL_MASK, looks && marcher.window == 0),
                      have = __ballot_sync(FULL_MASK, marcher.window != 0);
       if (FOUND * __popc(want) <= __popc(have)) break;
-      if (looks) advance(marcher, a.march, plan.coarse);
+      const bool near = looks && marcher.next < marcher.near_until;
+      const unsigned nears = __ballot_sync(FULL_MASK, near), aways = __ballot_sync(FULL_MASK, looks && !near);
+      if (__popc(nears) >= __popc(aways)) {
+        if (near) look_up(marcher, a.march);
+      } else {
+        if (looks && !near) approach(marcher, a.march, plan.coarse);
+      }
     }
     if (marcher.window == 0 && marcher.at_end) open = false;
 

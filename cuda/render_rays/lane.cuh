@@ -12,8 +12,27 @@ namespace nerfkit {
 namespace {
 
 constexpr int WINDOW = 8;                            // intervals that are looked up at a time
-constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;        // intervals that one probe of the coarse grid passes
+constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;        // intervals of a probe with t_edges: at first, at most
+constexpr int FINE_STEPS = 4;                        // probes of the fine grid before the next one of the wide grid
 constexpr float PROBED = float(BLOCK / 2) * 0.999f;  // cells around a probe that it covers
+
+// The coarse grid of march, and one of wide entries in the same way, of blocks of WIDE times as many cells along a
+// side.
+struct Coarse {
+  CoarseGrid fine, wide;
+};
+constexpr int WIDE = 4;
+
+// Whether a cell within PROBED, times WIDE, of a point may be occupied; the point in cells.
+template <int SCALE>
+__device__ __forceinline__ bool probe(const Coarse& coarse, const float (&point)[3]) {
+  const CoarseGrid& grid = SCALE == 1 ? coarse.fine : coarse.wide;
+  uint32_t at[3];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis)
+    at[axis] = min(floor_saturated(point[axis] * (1.f / (BLOCK * SCALE)) + 0.5f), uint32_t(grid.blocks[axis]));
+  return grid.any[(at[0] * (grid.blocks[1] + 1) + at[1]) * (grid.blocks[2] + 1) + at[2]];
+}
 
 // Where a lane is on its ray.
 struct Marcher {
@@ -26,10 +45,14 @@ struct Marcher {
     float leave;  // distance of the end
     float speed;  // largest coordinate of d
   };
-  float moment;     // with t_edges, as in ContractedRay
-  int next;         // interval, the first that is not looked up
-  int near_until;   // up to this one, cells have to be looked up
-  int span;         // intervals that a probe passes; 0: it covers none
+  float moment;    // with t_edges, as in ContractedRay
+  int next;        // interval, the first that is not looked up
+  int near_until;  // up to this one, cells have to be looked up
+  int span;        // intervals that a probe of the fine grid passes; 0: it covers none
+  union {
+    int wide_span;   // the same of the wide grid
+    int fine_steps;  // with t_edges, where a probe of the wide grid has WIDE times `span`: how many before that
+  };
   unsigned window;  // occupied intervals of the WINDOW from `base` on
   int base;
   unsigned ahead;  // the same of those in front of `next`, for when the window is empty
@@ -63,14 +86,14 @@ __device__ __forceinline__ bool begin(Marcher& m, const MarchArguments& in, int 
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) m.o[axis] = ray.o[axis], m.d[axis] = ray.d[axis];
     m.farthest = ray.farthest, m.speed = ray.speed, m.moment = ray.moment;
-    m.span = FIRST_SPAN;
+    m.span = FIRST_SPAN, m.fine_steps = 0;
     return ray.marches;
   }
   const int64_t at = 3 * int64_t(index);
   const GridRay<float> ray = grid_ray((const float*)in.origins + at, (const float*)in.directions + at,
                                       (const float*)in.box, 0.f, false, in.grid, in.limits);
   constexpr float EPSILON = 1.1920929e-7f;
-  const float farthest = fabsf(ray.start) + fabsf(ray.leave) + MAX_SPAN * ray.step;
+  const float farthest = fabsf(ray.start) + fabsf(ray.leave) + WIDE * MAX_SPAN * ray.step;
   float reach = 0, error = 0;  // cells along the worst axis: from one middle to the next; of rounding
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
@@ -79,68 +102,78 @@ __device__ __forceinline__ bool begin(Marcher& m, const MarchArguments& in, int 
     error = fmaxf(error, (fabsf(ray.o[axis]) + fabsf(ray.d[axis]) * farthest) * (16 * EPSILON));
   }
   m.start = ray.start, m.leave = ray.leave, m.moment = 0;
-  const float passed = 2 * (PROBED - error) / reach;
-  m.span = passed > 0 ? min(1 + int(fminf(passed, float(MAX_SPAN))), MAX_SPAN) : 0;
+  const auto span_of = [&](float probed) {
+    const float passed = 2 * (probed - error) / reach;
+    return passed > 0 ? 1 + int(fminf(passed, float(WIDE * MAX_SPAN))) : 0;
+  };
+  m.span = span_of(PROBED), m.wide_span = span_of(WIDE * PROBED);
   return ray.start < ray.leave && !ray.too_long();
 }
 
-// Looks up the next WINDOW intervals.
-template <bool INSIDE, class Ray, class Spacing>
-__device__ __forceinline__ void look_up(Marcher& m, const Ray& ray, const MarchGrid& grid, const Spacing& spacing) {
-  const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(grid.occupancy);
-  Interval at[WINDOW];
-  unsigned found = 0;
-#pragma unroll
-  for (int i = 0; i < WINDOW; ++i) at[i] = interval<INSIDE>(ray, grid, spacing, float(m.next + i));
-#pragma unroll
-  for (int i = 0; i < WINDOW; ++i) found |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << i;
-  m.ahead = found;
-  m.next += WINDOW;
-}
-
-// One step on: past the intervals of a probe that finds nothing, or to those of the window ahead.
-__device__ __forceinline__ void advance(Marcher& m, const MarchArguments& in, const CoarseGrid& coarse) {
+// The steps of a lane are of two kinds, which a warp does by turns, as most of its lanes need. One passes the intervals
+// of a probe that finds nothing, or else says up to where cells have to be looked up.
+__device__ __forceinline__ void approach(Marcher& m, const MarchArguments& in, const Coarse& coarse) {
   if (in.t_edges) {
     const GrowingSteps<float> t_edges = edges_of(in);
     m.at_end = m.next >= t_edges.n_intervals;
     if (m.at_end) return;
-    ContractedTileRay<float> ray{m.contracted(in.grid), 0};
-    if (m.next >= m.near_until) {
-      const int end = min(m.next + m.span, t_edges.n_intervals);
-      const Segment<float> part = segment(ray, in.grid, t_edges.middle(0.f, m.next), t_edges.middle(0.f, end - 1));
-      if (part.reach <= PROBED) {
-        if (part.reach <= PROBED / 2) m.span = min(2 * m.span, MAX_SPAN);
-        if (!probe(part, coarse)) {
-          m.next = end;
-          return;
-        }
-      } else if (m.span > WINDOW) {
+    const bool is_wide = m.fine_steps == 0;
+    const int end = min(m.next + (is_wide ? WIDE : 1) * m.span, t_edges.n_intervals);
+    const Segment<float> part =
+        segment(m.contracted(in.grid), in.grid, t_edges.middle(0.f, m.next), t_edges.middle(0.f, end - 1));
+    const float probed = (is_wide ? WIDE : 1) * PROBED;
+    if (!(part.reach <= probed)) {  // the probe covers too little: fewer intervals
+      if (m.span > WINDOW)
         m.span /= 2;
-        return;
-      }
-      m.near_until = end;
+      else if (is_wide)
+        m.fine_steps = FINE_STEPS;
+      else
+        m.near_until = end;
+    } else if (is_wide ? probe<WIDE>(coarse, part.at) : probe<1>(coarse, part.at)) {
+      if (!is_wide) m.near_until = end;
+      m.fine_steps = FINE_STEPS;
+    } else {
+      m.next = end;
+      if (part.reach <= probed / 2) m.span = min(2 * m.span, MAX_SPAN);
+      if (!is_wide) --m.fine_steps;
     }
-    look_up<true>(m, ray, in.grid, t_edges);
     return;
   }
   const Steps<float> steps = steps_of(in);
-  TileRay<float> ray = m.in_box();
   m.at_end = !(m.start + float(m.next) * steps.step < m.leave);
   if (m.at_end) return;
-  if (m.span && m.next >= m.near_until) {
-    const float t = m.start + (float(m.next) + 0.5f * float(m.span - 1)) * steps.step;
-    uint32_t at[3];
+  const auto finds = [&](auto wide, int span) {
+    const float t = m.start + (float(m.next) + 0.5f * float(span - 1)) * steps.step;
+    const float at[3] = {m.o[0] + m.d[0] * t, m.o[1] + m.d[1] * t, m.o[2] + m.d[2] * t};
+    return probe<wide.value>(coarse, at);
+  };
+  if (m.wide_span && !finds(std::integral_constant<int, WIDE>(), m.wide_span))
+    m.next += m.wide_span;
+  else if (m.span && !finds(std::integral_constant<int, 1>(), m.span))
+    m.next += m.span;
+  else
+    m.near_until = m.next + max(m.span, 1);
+}
+
+// The other looks up the next WINDOW intervals.
+template <bool INSIDE, class Ray, class Spacing>
+__device__ __forceinline__ unsigned occupied(const Ray& ray, const MarchGrid& grid, const Spacing& spacing, int first) {
+  const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(grid.occupancy);
+  Interval at[WINDOW];
+  unsigned found = 0;
 #pragma unroll
-    for (int axis = 0; axis < 3; ++axis)
-      at[axis] =
-          min(floor_saturated((m.o[axis] + m.d[axis] * t) * (1.f / BLOCK) + 0.5f), uint32_t(coarse.blocks[axis]));
-    if (!coarse.any[(at[0] * (coarse.blocks[1] + 1) + at[1]) * (coarse.blocks[2] + 1) + at[2]]) {
-      m.next += m.span;
-      return;
-    }
-    m.near_until = m.next + m.span;
-  }
-  look_up<false>(m, ray, in.grid, steps);
+  for (int i = 0; i < WINDOW; ++i) at[i] = interval<INSIDE>(ray, grid, spacing, float(first + i));
+#pragma unroll
+  for (int i = 0; i < WINDOW; ++i) found |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << i;
+  return found;
+}
+
+__device__ __forceinline__ void look_up(Marcher& m, const MarchArguments& in) {
+  if (in.t_edges)
+    m.ahead = occupied<true>(ContractedTileRay<float>{m.contracted(in.grid), 0}, in.grid, edges_of(in), m.next);
+  else
+    m.ahead = occupied<false>(m.in_box(), in.grid, steps_of(in), m.next);
+  m.next += WINDOW;
 }
 
 // Takes the next occupied interval out of the window: where it begins and ends.
