@@ -215,19 +215,26 @@ __device__ __forceinline__ void encode(const RenderArguments& a, const float (&p
   for (; l < a.levels.n_levels; ++l) level(std::true_type(), l);
 }
 
+__device__ __forceinline__ void store_harmonics(const float* direction, __half* row) {
+  float values[HARMONICS];
+  harmonics_of(direction, values);
+#pragma unroll
+  for (int i = 0; i < HARMONICS; i += 8) store(row + i, reinterpret_cast<const float (&)[8]>(values[i]));
+}
+
 // to [C] = the convolution at sample n of a ray, of which `count` samples are known; those beyond either end are zeros.
 // features: this lane's rows, sample i in row i % K, `rows` apart; taps [K, C], then the bias [C].
 __device__ __forceinline__ void convolve(const __half* features, int rows, const Sizes& s, const float* taps, int n,
                                          int count, __half* to) {
+  const int begin = max(s.lag - n, 0), end = min(s.lag + count - n, s.taps);  // taps within the ray
+  const int first = (n - s.lag + begin) % s.taps;                             // row of the first of them
   for (int c = 0; c < s.channels; c += 8) {
     float sum[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] = taps[s.taps * s.channels + c + i];
-    for (int tap = 0; tap < s.taps; ++tap) {
-      const int from = n - s.lag + tap;
-      if (from < 0 || from >= count) continue;
+    for (int tap = begin, row = first; tap < end; ++tap, row = row + 1 < s.taps ? row + 1 : 0) {
       float value[8];
-      load(features + from % s.taps * rows + c, value);
+      load(features + row * rows + c, value);
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[i] += value[i] * taps[tap * s.channels + c + i];
     }

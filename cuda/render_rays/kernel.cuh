@@ -70,43 +70,34 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
   bool more = true;         // rays that no lane has taken
 
   for (;;) {
-    // ---- refill ----
+    // ---- refill, march: until few lanes are still looking; the others look ahead ----
+    unsigned idle;
     for (;;) {
+      if (marcher.window == 0) {
+        marcher.window = marcher.ahead, marcher.base = marcher.next - WINDOW, marcher.ahead = 0;
+        if (marcher.window == 0 && marcher.at_end) open = false;
+      }
       if (ray >= 0 && !open && sent == kept && !own) {
         write_pixel(a, ray, seen);
         ray = -1;
       }
-      const unsigned idle = __ballot_sync(FULL_MASK, ray < 0);
-      if (!more || __popc(idle) < REFILL) break;
-      unsigned first = 0;
-      if (lane == 0) first = atomicAdd(plan.next_ray, unsigned(__popc(idle)));
-      first = __shfl_sync(FULL_MASK, first, 0);
-      more = first + __popc(idle) < unsigned(a.march.n_rays);
-      const unsigned index = first + __popc(idle & lower);
-      if (ray < 0 && index < unsigned(a.march.n_rays)) {
-        ray = int(index);
-        open = begin(marcher, a.march, ray) && a.limit > 0;
-        kept = sent = 0;
-        seen = Seen{};
-        if (open) {
-          float of_direction[HARMONICS];
-          Vec<__half, HARMONICS> rounded;
-          harmonics_of((const float*)a.march.directions + 3 * int64_t(ray), of_direction);
-#pragma unroll
-          for (int i = 0; i < HARMONICS; ++i) rounded.v[i] = __half(of_direction[i]);
-          auto* to = reinterpret_cast<uint4*>(harmonics + lane * SHORT_STRIDE);
-          to[0] = reinterpret_cast<const uint4*>(&rounded)[0], to[1] = reinterpret_cast<const uint4*>(&rounded)[1];
+      idle = __ballot_sync(FULL_MASK, ray < 0);
+      if (more && __popc(idle) >= REFILL) {
+        unsigned first = 0;
+        if (lane == 0) first = atomicAdd(plan.next_ray, unsigned(__popc(idle)));
+        first = __shfl_sync(FULL_MASK, first, 0);
+        more = first + __popc(idle) < unsigned(a.march.n_rays);
+        const unsigned index = first + __popc(idle & lower);
+        if (ray < 0 && index < unsigned(a.march.n_rays)) {
+          ray = int(index);
+          open = begin(marcher, a.march, ray) && a.limit > 0;
+          kept = sent = 0;
+          seen = Seen{};
+          if (open)
+            store_harmonics((const float*)a.march.directions + 3 * int64_t(ray), harmonics + lane * SHORT_STRIDE);
         }
-      }
-      if (LLTM) states.begin(idle);
-    }
-    if (__ballot_sync(FULL_MASK, ray >= 0) == 0) return;
-
-    // ---- march: until few lanes are still looking; the others look ahead ----
-    for (;;) {
-      if (marcher.window == 0 && marcher.ahead != 0) {
-        marcher.window = marcher.ahead, marcher.base = marcher.next - WINDOW;
-        marcher.ahead = 0;
+        if (LLTM) states.begin(idle);
+        continue;
       }
       const bool looks = open && marcher.ahead == 0 && !marcher.at_end;
       const unsigned want = __ballot_sync(FULL_MASK, looks && marcher.window == 0),
@@ -120,7 +111,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
         if (looks && !near) approach(marcher, a.march, plan.coarse);
       }
     }
-    if (marcher.window == 0 && marcher.at_end) open = false;
+    if (idle == FULL_MASK) return;
 
     // ---- density ----
     bool keeps = false;
