@@ -31,7 +31,7 @@ struct Sizes {
   HD int gate_stride() const { return RAY_STATE + channels + PAD; }
   HD int queue_stride() const { return GEOMETRY + context + PAD; }
 };
-constexpr int HIDDEN_STRIDE = RENDER_HIDDEN + PAD, SHORT_STRIDE = 16 + PAD;  // of rows of hidden units, of 16 values
+constexpr int HIDDEN_STRIDE = RENDER_WIDEST + PAD, SHORT_STRIDE = 16 + PAD;  // of rows of hidden units, of 16 values
 
 HD Sizes sizes_of(const RenderArguments& a) {
   Sizes s{};
@@ -62,16 +62,16 @@ struct BlockParts : Parts {
 
   HD explicit BlockParts(const Sizes& s) {
     const auto matrix = [&](int rows, int stride) { return take(rows * stride * 2); };
-    density_in = matrix(RENDER_HIDDEN, s.feature_stride());
+    density_in = matrix(RENDER_WIDEST, s.feature_stride());
     density_out = matrix(OUT, HIDDEN_STRIDE);
-    color_in = matrix(RENDER_HIDDEN, s.color_stride());
-    color_middle = matrix(RENDER_HIDDEN, HIDDEN_STRIDE);
+    color_in = matrix(RENDER_WIDEST, s.color_stride());
+    color_middle = matrix(RENDER_WIDEST, HIDDEN_STRIDE);
     color_out = matrix(OUT, HIDDEN_STRIDE);
     gates = matrix(s.lltm ? GATES : 0, s.gate_stride());
-    bias_density_in = take(RENDER_HIDDEN * 4);
+    bias_density_in = take(RENDER_WIDEST * 4);
     bias_density_out = take(OUT * 4);
-    bias_color_in = take(RENDER_HIDDEN * 4);
-    bias_color_middle = take(RENDER_HIDDEN * 4);
+    bias_color_in = take(RENDER_WIDEST * 4);
+    bias_color_middle = take(RENDER_WIDEST * 4);
     bias_color_out = take(OUT * 4);
     bias_gates = take(s.lltm ? GATES * 4 : 0);
     taps = take(s.context ? (s.taps + 1) * s.channels * 4 : 0);
@@ -130,19 +130,19 @@ __device__ __forceinline__ void fill_block(unsigned char* shared, const RenderAr
   const int channels = a.levels.n_levels * a.levels.n_features;
   const auto below = [](int n) { return [n](int column) { return column < n ? column : -1; }; };
   const auto* net = static_cast<const __half*>(a.density_net);
-  net = fill_layer(shared + at.density_in, shared + at.bias_density_in, net, channels, a.hidden, RENDER_HIDDEN,
+  net = fill_layer(shared + at.density_in, shared + at.bias_density_in, net, channels, a.hidden, RENDER_WIDEST,
                    s.feature_stride(), below(channels));
   fill_layer(shared + at.density_out, shared + at.bias_density_out, net, a.hidden, GEOMETRY, OUT, HIDDEN_STRIDE,
              below(a.hidden));
   const int encoded = a.taps ? channels : 0, base = GEOMETRY + HARMONICS, state = base + s.channels;
   net = static_cast<const __half*>(a.color_net);
   net = fill_layer(shared + at.color_in, shared + at.bias_color_in, net, base + encoded + (s.lltm ? RAY_STATE : 0),
-                   a.hidden, RENDER_HIDDEN, s.color_stride(), [&](int column) {
+                   a.hidden, RENDER_WIDEST, s.color_stride(), [&](int column) {
                      if (column < base + encoded) return column;
                      const bool is_state = s.lltm && column >= state && column < state + RAY_STATE;
                      return is_state ? column - state + base + encoded : -1;
                    });
-  net = fill_layer(shared + at.color_middle, shared + at.bias_color_middle, net, a.hidden, a.hidden, RENDER_HIDDEN,
+  net = fill_layer(shared + at.color_middle, shared + at.bias_color_middle, net, a.hidden, a.hidden, RENDER_WIDEST,
                    HIDDEN_STRIDE, below(a.hidden));
   fill_layer(shared + at.color_out, shared + at.bias_color_out, net, a.hidden, 3, OUT, HIDDEN_STRIDE, below(a.hidden));
   if (s.lltm) {
@@ -260,9 +260,9 @@ __device__ __forceinline__ void add_rows(float (&sum)[N][4], unsigned row, int w
 }
 
 // result [16, OUT] of a layer of hidden units in front of its ReLU, `sum`, and what is behind.
-__device__ __forceinline__ void last_layer(const float (&sum)[RENDER_HIDDEN / 8][4], const unsigned char* weight,
+__device__ __forceinline__ void last_layer(const float (&sum)[RENDER_WIDEST / 8][4], const unsigned char* weight,
                                            const unsigned char* bias, float (&result)[OUT / 8][4]) {
-  RowFragments<__half, RENDER_HIDDEN> hidden;
+  RowFragments<__half, RENDER_WIDEST> hidden;
   hidden.from_sums(sum, relu);
   start_with(result, reinterpret_cast<const float*>(bias));
   apply(result, hidden, reinterpret_cast<const __half*>(weight), HIDDEN_STRIDE);
@@ -271,7 +271,7 @@ __device__ __forceinline__ void last_layer(const float (&sum)[RENDER_HIDDEN / 8]
 // Geometry features [16, GEOMETRY], in front of the rounding to half, of 16 rows of features, as in add_rows.
 __device__ __forceinline__ void density_net(const unsigned char* shared, const Sizes& s, const BlockParts& at,
                                             unsigned row, float (&result)[OUT / 8][4]) {
-  float sum[RENDER_HIDDEN / 8][4];
+  float sum[RENDER_WIDEST / 8][4];
   start_with(sum, reinterpret_cast<const float*>(shared + at.bias_density_in));
   add_rows(sum, row, s.channels, reinterpret_cast<const __half*>(shared + at.density_in), s.feature_stride(), 0);
   last_layer(sum, shared + at.density_out, shared + at.bias_density_out, result);
@@ -281,12 +281,12 @@ __device__ __forceinline__ void density_net(const unsigned char* shared, const S
 __device__ __forceinline__ void color_net(const unsigned char* shared, const Sizes& s, const BlockParts& at,
                                           unsigned row, unsigned harmonics, float (&result)[OUT / 8][4]) {
   const auto* in = reinterpret_cast<const __half*>(shared + at.color_in);
-  float sum[RENDER_HIDDEN / 8][4];
+  float sum[RENDER_WIDEST / 8][4];
   start_with(sum, reinterpret_cast<const float*>(shared + at.bias_color_in));
   add_rows(sum, row, GEOMETRY, in, s.color_stride(), 0);
   add_rows(sum, harmonics, HARMONICS, in, s.color_stride(), GEOMETRY);
   add_rows(sum, row + GEOMETRY * 2, s.context, in, s.color_stride(), GEOMETRY + HARMONICS);
-  RowFragments<__half, RENDER_HIDDEN> hidden;
+  RowFragments<__half, RENDER_WIDEST> hidden;
   hidden.from_sums(sum, relu);
   start_with(sum, reinterpret_cast<const float*>(shared + at.bias_color_middle));
   apply(sum, hidden, reinterpret_cast<const __half*>(shared + at.color_middle), HIDDEN_STRIDE);
