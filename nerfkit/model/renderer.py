@@ -21,7 +21,7 @@ from nerfkit.config import FIELD, Config
 from nerfkit.data.cameras.cameras import Rays
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering, composite_samples
-from nerfkit.model.sampling import BoxSampler, ContractedSampler, OccupancySampler, box_of, build_sampler
+from nerfkit.model.sampling import BoxSampler, ContractedSampler, box_of, build_sampler
 from nerfkit.model.stages import Decoder, FeatureGrid, RayAggregator, RayEncoder
 from nerfkit.ops import choices, render_rays, resolve, spherical_harmonics
 from nerfkit.ops.lltm import why_no_kernel as why_no_lltm
@@ -94,13 +94,13 @@ class Renderer(Model):
     @property
     def is_one_kernel(self) -> bool:
         """Whether `render` is the kernel of `nerfkit.ops.render_rays`; BackendError where it is to be, and cannot."""
-        device = self.sampler.box.device if isinstance(self.sampler, OccupancySampler) else torch.device("cpu")
+        device = next(self.parameters()).device
         chosen = (choices() | self.backends)["render_rays"]
         return resolve("render_rays", str(device), chosen, self._why_no_frame(device)).backend == "cuda"
 
     def render(self, rays: Rays, background: Tensor) -> Rendering:
         """Color, opacity, mean and median depth of rays, in one kernel where the GPU's takes the model."""
-        if not self.is_one_kernel:
+        if torch.is_grad_enabled() or not self.is_one_kernel:
             return self(rays, background)
         color, opacity, depth, median = render_rays(*rays[:2], background=background, **self._arguments(torch.float16))
         return Rendering(color, opacity, depth, median_depth=median)

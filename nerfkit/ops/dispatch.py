@@ -20,6 +20,7 @@ from nerfkit.limits import BACKENDS, CHOICES, GPU_ONLY, OPS, of_all_ops
 from nerfkit.ops import native
 
 DEVICE_OF = {"cpp": "cpu", "cuda": "cuda"}
+UNFIT = "cannot run it"
 FUSED_ON = {device: backend for backend, device in DEVICE_OF.items()}
 
 _implementations: dict[tuple[str, str], Callable] = {}
@@ -89,7 +90,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     elif wanted == "cuda" and (other_gpu := native.why_not_on(int(index) if index else None)):
         why_not, advice = f"is {other_gpu}", f"{native.how_to_build('cuda')} Or use ops.backend=torch."
     elif unfit:
-        why_not, advice = f"cannot run it: {unfit}", f"{advice}, or --ops.overrides {op} torch"
+        why_not, advice = f"{UNFIT}: {unfit}", f"{advice}, or --ops.overrides {op} torch"
     if why_not is None:
         return Resolved(wanted, "built" if choice == "auto" else "requested")
     if choice == "auto":

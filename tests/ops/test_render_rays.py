@@ -246,6 +246,13 @@ def test_an_image_is_that_of_the_chain(kind: str, encoder: bool, aggregator: boo
         assert ((got[name] - wanted[name]).abs() < 0.01 * (1 + wanted[name])).float().mean() > 0.99, name
 
 
+def test_with_gradients_the_chain_runs():
+    renderer = small_renderer("box")
+    rays = Rays(torch.tensor([[0.0, 0.1, 3]]), torch.tensor([[0.0, 0, -1]]))
+    renderer.render(rays, torch.zeros(3)).color.sum().backward()
+    assert renderer.grid.table.grad.any()
+
+
 @pytest.mark.cuda
 @torch.no_grad()
 def test_what_the_kernel_does_not_know_is_rendered_by_the_chain_or_refused():
