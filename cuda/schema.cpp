@@ -94,6 +94,13 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
       "_distortion_bwd(Tensor grad_out, Tensor weights, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, "
       "float near, float far, float linear) -> Tensor");
 
+  // On a GPU alone. limit: optical thickness where a ray ends. -> color, opacity, depth, median depth.
+  m.def(
+      "_render_rays(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, Tensor? t_edges, Tensor table, "
+      "int[] resolutions, int max_entries, Tensor density_net, Tensor color_net, int hidden, Tensor? conv_weight, "
+      "Tensor? conv_bias, Tensor? lltm_weight, Tensor? lltm_bias, Tensor background, Tensor threshold, float step, "
+      "float near, float far, float limit, float density_bias) -> (Tensor, Tensor, Tensor, Tensor)");
+
   // In place; step, lr, grad_scale and found_inf are numbers on the device.
   m.def(
       "_lazy_adam(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor step, Tensor lr, "

@@ -6,13 +6,20 @@ import math
 OPS = (
     "trilinear", "grid_encode", "depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm", "mlp", "march",
     "count_visible", "compact_samples", "spherical_harmonics", "composite", "distortion", "lazy_adam",
+    "render_rays",
 )  # fmt: skip
+GPU_ONLY = ("render_rays",)  # ops without a backend "cpp": on a CPU their definition runs, a chain of other ops
 BACKENDS = ("torch", "cpp", "cuda")
 CHOICES = ("auto", *BACKENDS)
 MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # of a feature grid
 MAX_INTERVALS = 2**20 - 1  # of a marched ray: more would not fit into memory, as with a step in the wrong unit
 MAX_EDGES = 2**16  # distances of t_edges
 COORDINATE_LIMIT = 1e12  # of positions in files, in their units, which may be metres from the Earth's centre
+
+
+def of_all_ops(backend: str) -> dict[str, str]:
+    """`backend` for every op that has it, else its definition."""
+    return {op: "torch" if backend == "cpp" and op in GPU_ONLY else backend for op in OPS}
 
 
 def edge_distances(near: float, far: float, step_size: float, cone_angle: float) -> list[float]:

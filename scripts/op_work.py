@@ -11,6 +11,8 @@ from torch import Tensor
 
 from nerfkit import ops
 from nerfkit.contraction import exponential_edges
+from nerfkit.ops.grid_encode import level_entries
+from nerfkit.ops.mlp import n_parameters
 from nerfkit.ops.packed import offsets_from_counts, ray_indices
 from scripts.work import Inputs, Work, dtypes, name_of, rand, rays_of, size_of, with_gradient
 from scripts.work_of_layers import (
@@ -145,6 +147,35 @@ def spherical_harmonics_work(device: str) -> Iterator[Work]:
         yield Work("spherical_harmonics", case, x, call, forward_bytes=moved, parts=CALLED)
 
 
+def render_rays_work(device: str) -> Iterator[Work]:
+    """A frame of a shell of fog, of the default model for an object; beside the chain of fused ops."""
+    rays, levels, channels, hidden = (640000 if device == "cuda" else 4000), 16, 32, 64
+    resolutions = [round(16 * 128 ** (level / 15)) for level in range(levels)]
+    rows = sum(level_entries(n, 2**19) for n in resolutions)
+    widths = (channels, hidden, 16), (32 + channels + 16, hidden, hidden, 3)
+    eye = F.normalize(torch.randn(rays, 3, device=device), dim=-1) * 3
+    x = {
+        "origins": eye, "directions": F.normalize(torch.randn(rays, 3, device=device) * 0.5 - eye, dim=-1),
+        "occupancy": shell(128, 1, 0.6, 0.03, device), "box": torch.tensor([[-1.0] * 3, [1.0] * 3], device=device),
+        "background": torch.ones(3, device=device), "threshold": torch.tensor(0.003, device=device),
+    }  # fmt: skip
+    sizes = {
+        "table": (rows, 2), "density_net": (n_parameters(widths[0]),), "color_net": (n_parameters(widths[1]),),
+        "conv_weight": (channels, 3), "conv_bias": (channels,), "lltm_weight": (48, 48), "lltm_bias": (48,),
+    }  # fmt: skip
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    x |= {name: rand(*size, device=device).mul(0.1).to(dtype) for name, size in sizes.items()}
+    numbers = {"resolutions": resolutions, "max_entries": 2**19, "hidden": hidden, "step": 0.005, "density_bias": 3.0}
+
+    def chain(x: Inputs) -> Tensor:
+        with ops.backend(overrides={"render_rays": "torch"}):
+            return ops.render_rays(**x, **numbers)[0]
+
+    call = lambda x: ops.render_rays(**x, **numbers)[0]  # noqa: E731
+    case, moved = f"{rays} rays, {name_of(dtype)}", rays * 48 + size_of(x["table"])
+    yield Work("render_rays", case, x, call, chain, "chain of ops", moved, parts=CALLED, check=False)
+
+
 def lazy_adam_work(device: str, share: float = 0.15) -> Iterator[Work]:
     """A table of which blocks of four rows, a sector of the cache, have a gradient or not."""
     rows = 11_000_000 if device == "cuda" else 400_000
@@ -186,6 +217,7 @@ WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "count_visible": count_visible_work,
     "compact_samples": compact_samples_work,
     "spherical_harmonics": spherical_harmonics_work,
+    "render_rays": render_rays_work,
     "lazy_adam": lazy_adam_work,
 }
 

@@ -17,7 +17,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from nerfkit.config.recipe import UNLIMITED, rule, value_text
 from nerfkit.config.resolve import Decision, decide
-from nerfkit.limits import COORDINATE_LIMIT, MAX_LEVELS, MAX_RESOLUTION, OPS
+from nerfkit.limits import COORDINATE_LIMIT, MAX_LEVELS, MAX_RESOLUTION, of_all_ops
 from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Words, integer, number
 
 Backend = Literal["auto", "torch", "cpp", "cuda"]
@@ -141,7 +141,7 @@ class OpsConfig:
 
     def choices(self) -> dict[str, str]:
         """The backend of each op that is chosen by name."""
-        named = dict.fromkeys(OPS, self.backend) | self.overrides
+        named = of_all_ops(self.backend) | self.overrides
         return {op: backend for op, backend in named.items() if backend != AUTO}
 
 

@@ -36,11 +36,12 @@ class Model(nn.Module):
     # all of these ops are fused, a step is a CUDA graph: () promises static shapes, and that no value is waited for.
     ops: tuple[str, ...] | None = None
     progress = 0.0  # share of the training's schedule that is done
+    is_one_kernel = False  # `render` needs no memory but for rays and pixels
     half_precision = False  # computes in float16 on a GPU, so the loss is scaled
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("forward", "density", "normals", "set_training_cameras", "update", "hits"):
+        for name in ("forward", "render", "density", "normals", "set_training_cameras", "update", "hits"):
             method = getattr(cls, name)  # of the class, or of one that it derives from besides Model
             if not hasattr(method, "on_own_backends"):
                 setattr(cls, name, _on_own_backends(method))
@@ -61,6 +62,10 @@ class Model(nn.Module):
         and nothing synchronizes with the GPU; it is given only where `max_samples_per_ray` is.
         """
         raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def render(self, rays: Rays, background: Tensor) -> Rendering:
+        """The same for an image, without gradients: there may be no weights and samples, but then a median depth."""
+        return self(rays, background)
 
     def density(self, positions: Tensor) -> Tensor:
         """Density [N] per scene unit at world positions [N, 3]: for occupancy, normals and exports."""

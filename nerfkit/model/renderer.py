@@ -12,6 +12,7 @@ compositing density, rgb, intervals      -> color [R, 3], opacity [R], depth [R]
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +21,14 @@ from nerfkit.config import FIELD, Config
 from nerfkit.data.cameras.cameras import Rays
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering, composite_samples
-from nerfkit.model.sampling import box_of, build_sampler
+from nerfkit.model.sampling import BoxSampler, ContractedSampler, box_of, build_sampler
 from nerfkit.model.stages import Decoder, FeatureGrid, RayAggregator, RayEncoder
-from nerfkit.ops import spherical_harmonics
+from nerfkit.ops import choices, render_rays, resolve, spherical_harmonics
 from nerfkit.ops.lltm import why_no_kernel as why_no_lltm
+from nerfkit.ops.render_rays import N_GEOMETRY, N_STATE
+from nerfkit.ops.render_rays import why_no_kernel as why_no_frame
+
+OF_THE_CHAIN = ("forward", "density", "autocast")  # methods of a Renderer that its kernel stands for
 
 
 class Renderer(Model):
@@ -33,7 +38,7 @@ class Renderer(Model):
     """
 
     recipe = FIELD
-    ops = ("spherical_harmonics", "composite")  # and those of its stages
+    ops = ("spherical_harmonics", "composite", "render_rays")  # and those of its stages
     half_precision = True
 
     def __init__(self, config: Config):
@@ -86,6 +91,60 @@ class Renderer(Model):
                 self.sampler.fade_in(samples, density, rgb)
             return composite_samples(samples, density, rgb, background)
 
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether `render` is the kernel of `nerfkit.ops.render_rays`; BackendError where it is to be, and cannot."""
+        device = next(self.parameters()).device
+        chosen = (choices() | self.backends)["render_rays"]
+        return resolve("render_rays", str(device), chosen, self._why_no_frame(device)).backend == "cuda"
+
+    def render(self, rays: Rays, background: Tensor) -> Rendering:
+        """Color, opacity, mean and median depth of rays, in one kernel where the GPU's takes the model."""
+        if torch.is_grad_enabled() or not self.is_one_kernel:
+            return self(rays, background)
+        color, opacity, depth, median = render_rays(*rays[:2], background=background, **self._arguments(torch.float16))
+        return Rendering(color, opacity, depth, median_depth=median)
+
+    def _arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Those of `nerfkit.ops.render_rays` but rays and background, table and weights in `dtype`."""
+        sampler, grid, decoder, config = self.sampler, self.grid, self.decoder, self.config.sampling
+        weights = {
+            "table": grid.table,
+            "density_net": decoder.density_net.packed,
+            "color_net": decoder.color_net.packed,
+        }
+        if self.encoder:
+            weights |= {"conv_weight": self.encoder.taps(), "conv_bias": self.encoder.bias}
+        if self.aggregator:
+            weights |= {"lltm_weight": self.aggregator.weight, "lltm_bias": self.aggregator.bias}
+        if isinstance(sampler, ContractedSampler):
+            spacing = {"step": None, "t_edges": sampler.t_edges}
+        else:
+            spacing = {"step": config.step_size, "near": config.near, "far": config.far}
+        return {
+            "occupancy": sampler.occupancy, "box": sampler.box, "threshold": sampler.threshold,
+            "early_stop_transmittance": sampler.early_stop_transmittance, "density_bias": decoder.density_bias,
+            "resolutions": grid.resolutions, "max_entries": grid.max_entries, "hidden": decoder.density_net.widths[1],
+        } | spacing | {name: x.to(dtype) for name, x in weights.items()}  # fmt: skip
+
+    def _why_no_frame(self, device: torch.device) -> str | None:
+        """Why the kernel that renders images on `device` does not know this model; None if it does."""
+        parts = self.sampler, self.grid, self.encoder, self.aggregator, self.decoder
+        known = BoxSampler, ContractedSampler, FeatureGrid, RayEncoder, RayAggregator, Decoder, type(None)
+        unknown = [type(part).__name__ for part in parts if type(part) not in known]
+        changed = (x for x in OF_THE_CHAIN if getattr(type(self), x) is not getattr(Renderer, x))
+        if unknown := [*unknown, *(f"{type(self).__name__}.{x}" for x in changed)]:
+            return f"its kernel does not know {', '.join(unknown)}"
+        net, n_features = self.decoder.density_net.widths, self.grid.table.shape[1]
+        n_state = self.aggregator.lltm_size if self.aggregator else N_STATE
+        if (net[-1], n_state) != (N_GEOMETRY, N_STATE) or net[1] != self.decoder.color_net.widths[1]:
+            return (
+                f"its kernel takes {N_GEOMETRY} geometry features, {N_STATE} units of state and networks of one width"
+            )
+        dtype = torch.float16 if self.half_precision else torch.float32
+        taps = self.encoder.weight.shape[1] if self.encoder else 0
+        return why_no_frame(device, dtype, n_features, self.grid.n_features, net[1], taps)
+
     def density(self, positions: Tensor) -> Tensor:
         """Density [N] per scene unit at world positions [N, 3]."""
         with self.autocast(positions.device):
@@ -105,7 +164,7 @@ class Renderer(Model):
             unfit["mlp"] = self.decoder.why_no_kernel(device, dtype)
         if isinstance(self.aggregator, RayAggregator):
             unfit["lltm"] = why_no_lltm(device, self.aggregator.lltm_size, self.aggregator.n_input)
-        return unfit
+        return unfit | {"render_rays": self._why_no_frame(device)}
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Half precision for features and networks on a GPU; elsewhere the caller's autocast applies."""

@@ -60,8 +60,11 @@ class RayEncoder(nn.Module):
 
     def forward(self, features: Tensor, ray_offsets: Tensor) -> Tensor:
         """Encoded features [N, C] of packed features [N, C]."""
-        weight = self.weight + self.identity_tap.to(self.weight.dtype)  # the residual sum within the convolution
-        return depthwise_conv1d(features, weight, self.bias, ray_offsets)
+        return depthwise_conv1d(features, self.taps(), self.bias, ray_offsets)
+
+    def taps(self) -> Tensor:
+        """Weight [C, k] with the residual sum within the convolution."""
+        return self.weight + self.identity_tap.to(self.weight.dtype)
 
 
 class RayAggregator(nn.Module):

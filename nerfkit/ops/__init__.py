@@ -18,11 +18,12 @@ from nerfkit.ops.lltm import lltm
 from nerfkit.ops.lltm_cell import lltm_cell
 from nerfkit.ops.march import march
 from nerfkit.ops.mlp import mlp
+from nerfkit.ops.render_rays import render_rays
 from nerfkit.ops.spherical_harmonics import spherical_harmonics
 from nerfkit.ops.trilinear import trilinear
 
 __all__ = [
     "BackendError", "Resolved", "available", "backend", "choices", "resolve", "resolved", "set_backend",
     "compact_samples", "composite", "count_visible", "depthwise_conv1d", "depthwise_conv2d", "distortion",
-    "grid_encode", "lazy_adam", "lltm", "lltm_cell", "march", "mlp", "spherical_harmonics", "trilinear",
+    "grid_encode", "lazy_adam", "lltm", "lltm_cell", "march", "mlp", "render_rays", "spherical_harmonics", "trilinear",
 ]  # fmt: skip

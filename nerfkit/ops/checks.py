@@ -10,7 +10,7 @@ What `torch.autocast` does; without it, mixed dtypes are an error, and float64 i
 | spherical_harmonics | half directions in float32; the result in the requested dtype |
 | grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
 | trilinear | features unchanged; half points in float32 |
-| lazy_adam | all unchanged |
+| lazy_adam, render_rays | all unchanged |
 """
 
 from __future__ import annotations

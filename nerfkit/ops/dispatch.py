@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from nerfkit.errors import UserError
-from nerfkit.limits import BACKENDS, CHOICES, OPS
+from nerfkit.limits import BACKENDS, CHOICES, GPU_ONLY, OPS, of_all_ops
 from nerfkit.ops import native
 
 DEVICE_OF = {"cpp": "cpu", "cuda": "cuda"}
+UNFIT = "cannot run it"
 FUSED_ON = {device: backend for backend, device in DEVICE_OF.items()}
 
 _implementations: dict[tuple[str, str], Callable] = {}
@@ -76,7 +77,12 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     if wanted is None:
         return Resolved("torch", f"no fused backend for {kind} tensors")
     why_not, advice = None, "use ops.backend=auto"
-    if (op, wanted) not in _implementations:
+    if wanted == "cpp" and op in GPU_ONLY:
+        why_not, advice = (
+            "is none of its backends: on a CPU its definition runs, a chain of ops",
+            f"leave out --ops.overrides {op} cpp",
+        )
+    elif (op, wanted) not in _implementations:
         why_not = f"is not built ({native.missing_hint(wanted)})"
         advice = f"built here: {', '.join(available(op))}. {native.how_to_build(wanted)} Or {advice}."
     elif DEVICE_OF[wanted] != kind:
@@ -84,7 +90,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     elif wanted == "cuda" and (other_gpu := native.why_not_on(int(index) if index else None)):
         why_not, advice = f"is {other_gpu}", f"{native.how_to_build('cuda')} Or use ops.backend=torch."
     elif unfit:
-        why_not, advice = f"cannot run it: {unfit}", f"{advice}, or --ops.overrides {op} torch"
+        why_not, advice = f"{UNFIT}: {unfit}", f"{advice}, or --ops.overrides {op} torch"
     if why_not is None:
         return Resolved(wanted, "built" if choice == "auto" else "requested")
     if choice == "auto":
@@ -112,7 +118,7 @@ def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) 
 
     A model's own choice, `config.ops`, goes before it, as does `backend`.
     """
-    _default.update(_checked(dict.fromkeys(OPS, default) | (overrides or {})))
+    _default.update(_checked(of_all_ops(default) | (overrides or {})))
 
 
 def choices() -> dict[str, str]:
@@ -127,7 +133,7 @@ class backend:  # noqa: N801
     """
 
     def __init__(self, default: str | None = None, overrides: dict[str, str] | None = None):
-        self.chosen = _checked((dict.fromkeys(OPS, default) if default else {}) | (overrides or {}))
+        self.chosen = _checked((of_all_ops(default) if default else {}) | (overrides or {}))
         self.before: list[dict[str, str] | None] = []
 
     def __enter__(self) -> None:

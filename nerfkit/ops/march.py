@@ -80,20 +80,25 @@ def march(
         occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), jitter=jitter is not None and (jitter, ("R",)),
         t_edges=t_edges is not None and (t_edges, ("L",)),
     )  # fmt: skip
-    if t_edges is None:
-        if step is None or not (step > 0 and math.isfinite(step)):
-            raise ValueError(f"march: step must be positive and finite, got {step}; None goes with t_edges alone")
-    elif step is not None or near != 0 or far != math.inf:
-        raise ValueError(f"march: with t_edges leave out step, near and far, got {step}, {near} and {far}")
-    elif not 3 <= t_edges.shape[0] <= MAX_EDGES:
-        raise ValueError(f"march: t_edges must have 3 to {MAX_EDGES} distances, got {t_edges.shape[0]}")
-    elif can_be_read(t_edges) and not ((t_edges.diff() > 0).all() and t_edges.isfinite().all()):
-        raise ValueError("march: t_edges must be finite and strictly increasing, in its dtype too")
+    check_steps("march", step, near, far, t_edges)
     if capacity is not None and capacity < 0:
         raise ValueError(f"march: capacity must not be negative, got {capacity}")
     with torch.no_grad():
         run = implementation("march", origins)
         return run(origins, directions, occupancy, box, step, near, far, jitter, capacity, t_edges)
+
+
+def check_steps(op: str, step: float | None, near: float, far: float, t_edges: Tensor | None) -> None:
+    """Require a step, or distances that rise instead of it."""
+    if t_edges is None:
+        if step is None or not (step > 0 and math.isfinite(step)):
+            raise ValueError(f"{op}: step must be positive and finite, got {step}; None goes with t_edges alone")
+    elif step is not None or near != 0 or far != math.inf:
+        raise ValueError(f"{op}: with t_edges leave out step, near and far, got {step}, {near} and {far}")
+    elif not 3 <= t_edges.shape[0] <= MAX_EDGES:
+        raise ValueError(f"{op}: t_edges must have 3 to {MAX_EDGES} distances, got {t_edges.shape[0]}")
+    elif can_be_read(t_edges) and not ((t_edges.diff() > 0).all() and t_edges.isfinite().all()):
+        raise ValueError(f"{op}: t_edges must be finite and strictly increasing, in its dtype too")
 
 
 def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:

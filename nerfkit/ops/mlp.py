@@ -93,11 +93,11 @@ def why_no_kernel(
         return f"its kernel takes inputs of at most {WIDEST_INPUT} values together, got {widths[0]}"
     if widths[-1] > WIDEST_OUTPUT:
         return f"its kernel takes at most {WIDEST_OUTPUT} outputs, got {widths[-1]}"
-    return _why_not_on(device.index)
+    return why_not_on(device.index)
 
 
 @native.constant_in_traces
-def _why_not_on(gpu: int | None) -> str | None:
+def why_not_on(gpu: int | None) -> str | None:
     """Why the kernel does not run on this GPU: it needs tensor cores, and shared memory for the widest network."""
     properties = torch.cuda.get_device_properties(gpu)
     if properties.major < native.TENSOR_CORES_MAJOR:

@@ -84,7 +84,9 @@ class ImageRenderer:
         self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]
     ) -> dict[str, Tensor]:
         """The same of pixels start..end alone, row by row: [end - start, ...]."""
-        chunks, fitting = [], getattr(self.model, "max_rays_rendered", MAX_CHUNK)
+        chunks, fitting = [], MAX_CHUNK
+        if not (self._is_plain(outputs) and getattr(self.model, "is_one_kernel", False)):
+            fitting = getattr(self.model, "max_rays_rendered", MAX_CHUNK)
         while start < end:
             stop = min(start + min(self.chunk, fitting), end)
             try:
@@ -100,11 +102,15 @@ class ImageRenderer:
                 torch.cuda.empty_cache()
         return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
+    def _is_plain(self, outputs: tuple[str, ...]) -> bool:
+        """Whether the model may keep its samples to itself."""
+        return isinstance(self.model, Model) and not {"normal", "samples"} & set(outputs)
+
     @torch.no_grad()
     def rays(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """The same of a chunk, with all the memory that it takes."""
         rays = cameras.image_rays(view, start, end)._replace(view=None)  # a view of these, not of the training's
-        rendering = self.model(rays, self.background)
+        rendering = (self.model.render if self._is_plain(outputs) else self.model)(rays, self.background)
         result = {"rgb": rendering.color.clamp(0, 1), "opacity": rendering.opacity}
         if "depth" in outputs:
             result["depth_ray"] = rendering.depth

@@ -48,6 +48,13 @@ GOOD = {
         "weights": rand(4), "t_starts": rand(4), "t_ends": rand(4), "ray_offsets": ONE_RAY, "near": 0.0, "far": 1.0,
         "linear": 1.0,
     },
+    "render_rays": {
+        "origins": rand(2, 3), "directions": rand(2, 3), "occupancy": torch.ones(4, 4, 4).bool(),
+        "box": torch.tensor([[0.0, 0, 0], [1, 1, 1]]), "table": rand(32, 2), "resolutions": [2], "max_entries": 32,
+        "density_net": rand(3 * 4 + 5 * 16), "color_net": rand(51 * 4 + 5 * 4 + 5 * 3), "hidden": 4,
+        "background": rand(3), "threshold": torch.tensor(0.0), "step": 0.1, "conv_weight": rand(2, 3),
+        "conv_bias": rand(2), "lltm_weight": rand(48, 18), "lltm_bias": rand(48),
+    },
     "lazy_adam": {
         "param": rand(4, 2), "grad": rand(4, 2), "exp_avg": rand(4, 2), "exp_avg_sq": rand(4, 2),
         "step": torch.tensor(1.0), "lr": torch.tensor(0.1),
@@ -104,6 +111,11 @@ WRONG_SHAPE = [  # op, change, what is named: an error of value
     ("distortion", {"near": 2.0}, "near far 2.0 1.0"),
     ("distortion", {"far": math.inf}, "far inf"),
     ("distortion", {"linear": 0.0}, "linear 0.0"),
+    ("render_rays", {"color_net": rand(9)}, "color_net [239] [9]"),
+    ("render_rays", {"lltm_weight": rand(48, 16)}, "lltm_weight [48, 18] [48, 16]"),
+    ("render_rays", {"background": rand(3, 3)}, "background [2, 3] [3, 3]"),
+    ("render_rays", {"step": math.inf}, "step inf"),
+    ("render_rays", {"early_stop_transmittance": 2.0}, "early_stop_transmittance 0 1 2.0"),
     ("lazy_adam", {"grad": rand(3)}, "grad [4, 2] [3]"),
     ("lazy_adam", {"step": torch.ones(2)}, "step [2]"),
     ("lazy_adam", {"beta1": 1.0}, "beta1 0 1 1.0"),
@@ -126,6 +138,8 @@ WRONG_TYPE = [
     ("spherical_harmonics", {"dtype": torch.int64}, "dtype torch.float32 torch.int64"),
     ("composite", {"rgb": rand(4, 3).double()}, "density rgb float32 float64"),
     ("distortion", {"t_ends": rand(4).double()}, "weights t_ends float32 float64"),
+    ("render_rays", {"density_net": rand(92).half()}, "table density_net float32 float16"),
+    ("render_rays", {"origins": rand(2, 3).double()}, "origins float32 float64"),
     ("lazy_adam", {"lr": torch.tensor(0.1).double()}, "lr float32 float64"),
 ]
 
@@ -154,7 +168,7 @@ def test_good_input(op: str):
 
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_no_tensor(op: str):
-    optional = ("bias", "ray_offsets", "jitter", "ray_index", "grad_scale", "found_inf")
+    optional = ("bias", "conv_weight", "lltm_weight", "ray_offsets", "jitter", "ray_index", "grad_scale", "found_inf")
     for name in [name for name, x in GOOD[op].items() if isinstance(x, torch.Tensor)]:
         for wrong in (GOOD[op][name].tolist(), GOOD[op][name].numpy(), None):
             if wrong is not None or name not in optional or (op, name) == ("lltm", "ray_offsets"):

@@ -5,9 +5,12 @@ import torch
 import nerfkit
 from nerfkit import ops
 from nerfkit.config import load, preset_path
+from nerfkit.limits import GPU_ONLY
 from nerfkit.ops import BackendError, dispatch, native
 from tests.naming import raises_mentioning
 from tests.ops.harness import NativeCalls
+
+NO_CPP = {(op, "cpp") for op in GPU_ONLY}
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +21,7 @@ def resolved_anew():
     dispatch._resolve_once.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["cpp", "cuda"])
-@pytest.mark.parametrize("op", dispatch.OPS)
+@pytest.mark.parametrize("op, name", [(op, b) for op in dispatch.OPS for b in ("cpp", "cuda") if (op, b) not in NO_CPP])
 def test_a_backend_that_was_not_built_raises(op: str, name: str, monkeypatch):
     monkeypatch.delitem(dispatch._implementations, (op, name), raising=False)
     with raises_mentioning(BackendError, op, f"'{name}'", "torch", native.how_to_build(name)):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import pick_device
 from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model, import_models, model_class
+from nerfkit.ops.dispatch import UNFIT
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import SCENE, read_config
@@ -100,7 +102,9 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
     tensors, state = checkpoint.load(folder)
     model = build_model(config)
     model = model.to(chosen).eval()
-    model.resolved(chosen)  # raises BackendError for one that cannot run here
+    of_images = model.resolved(chosen).get("render_rays")  # raises BackendError for one that cannot run here
+    if of_images and of_images.backend == "torch" and UNFIT in of_images.reason:
+        warnings.warn(f"images take longer, as they are rendered op by op: {of_images.reason}", stacklevel=2)
     checkpoint.fill(model, "model", tensors, folder)
     refined = None
     if config.data.pose_optimization:

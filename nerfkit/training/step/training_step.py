@@ -215,5 +215,6 @@ class TrainingStep:
             return False
         if self.longest_ray is None or self.model.silent_modules:
             return False
-        recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in self.resolved().items())
+        free = (*STATIC_DEFINITIONS, "render_rays")  # the latter is of images, not of a step
+        recordable = (chosen.backend == "cuda" or op in free for op, chosen in self.resolved().items())
         return all(recordable) and self.longest_ray <= self.settings.samples_per_step

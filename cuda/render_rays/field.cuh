@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block shares, the networks' weights, and what a warp has to itself: rows of half values, one for each of its
+// rays or for each sample in its queue. Networks take 16 rows at a time, as in mlp/layers.cuh.
+
+#pragma once
+
+#include "common/gpu.cuh"
+#include "lltm/fast_cell.cuh"
+#include "mlp/layers.cuh"
+#include "render_rays/args.h"
+#include "spherical_harmonics/args.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int TILE = 16;          // samples of the queue that the color network takes at a time
+constexpr int QUEUE = TILE + 32;  // samples that wait: less than a tile, and one more of each ray
+constexpr int GATES = 3 * RAY_STATE;
+
+// Widths, in half values. Rows of matrices are PAD longer than what they hold, so that neighbours are in other banks.
+struct Sizes {
+  int channels;   // C, padded with zeros to a multiple of 16
+  int context;    // columns behind geometry and harmonics: encoded features, then the state
+  int taps, lag;  // of the convolution, 1 without; samples by which it is behind
+  bool lltm;
+  int n_dense;  // levels that are not hashed, which come first
+
+  HD int feature_stride() const { return channels + PAD; }
+  HD int color_inputs() const { return GEOMETRY + HARMONICS + context; }
+  HD int color_stride() const { return color_inputs() + PAD; }
+  HD int gate_stride() const { return RAY_STATE + channels + PAD; }
+  HD int queue_stride() const { return GEOMETRY + context + PAD; }
+};
+constexpr int HIDDEN_STRIDE = RENDER_WIDEST + PAD, SHORT_STRIDE = 16 + PAD;  // of rows of hidden units, of 16 values
+
+HD Sizes sizes_of(const RenderArguments& a) {
+  Sizes s{};
+  s.channels = (a.levels.n_levels * a.levels.n_features + 15) / 16 * 16;
+  s.taps = a.taps ? a.taps : 1;
+  s.lag = s.taps / 2;
+  s.lltm = a.lltm_weight != nullptr;
+  while (s.n_dense < a.levels.n_levels && !level_of(a.levels, s.n_dense).hashed) ++s.n_dense;
+  s.context = (a.taps || s.lltm ? s.channels : 0) + (s.lltm ? RAY_STATE : 0);
+  return s;
+}
+
+// Of shared memory, one part behind the other; each is a multiple of 16 bytes.
+struct Parts {
+  int used = 0;  // bytes
+  HD int take(int bytes) {
+    const int at = used;
+    used += (bytes + 15) / 16 * 16;
+    return at;
+  }
+};
+
+// Of a block: offsets in bytes. Weights [out, stride] of half values, biases and taps of float32.
+struct BlockParts : Parts {
+  int density_in, density_out, color_in, color_middle, color_out, gates;
+  int bias_density_in, bias_density_out, bias_color_in, bias_color_middle, bias_color_out, bias_gates;
+  int taps;  // [K, C], and behind it the bias [C]
+
+  HD explicit BlockParts(const Sizes& s) {
+    const auto matrix = [&](int rows, int stride) { return take(rows * stride * 2); };
+    density_in = matrix(RENDER_WIDEST, s.feature_stride());
+    density_out = matrix(OUT, HIDDEN_STRIDE);
+    color_in = matrix(RENDER_WIDEST, s.color_stride());
+    color_middle = matrix(RENDER_WIDEST, HIDDEN_STRIDE);
+    color_out = matrix(OUT, HIDDEN_STRIDE);
+    gates = matrix(s.lltm ? GATES : 0, s.gate_stride());
+    bias_density_in = take(RENDER_WIDEST * 4);
+    bias_density_out = take(OUT * 4);
+    bias_color_in = take(RENDER_WIDEST * 4);
+    bias_color_middle = take(RENDER_WIDEST * 4);
+    bias_color_out = take(OUT * 4);
+    bias_gates = take(s.lltm ? GATES * 4 : 0);
+    taps = take(s.context ? (s.taps + 1) * s.channels * 4 : 0);
+  }
+};
+
+// Of a warp: offsets in bytes from its part.
+struct WarpParts : Parts {
+  int features;   // [K, 32, feature_stride] of the last K samples of each ray that were kept; the next one's place is
+                  // the oldest one's
+  int geometry;   // [lag + 1, 32, SHORT_STRIDE] in the same way
+  int weights;    // [lag + 1, 32] float32
+  int harmonics;  // [32, SHORT_STRIDE] of each ray's direction
+  int queue;      // [QUEUE, queue_stride] of samples that wait for their color: geometry, encoded, state
+  int waiting;    // [QUEUE] their weights, float32
+  int owners;     // [QUEUE] their lanes
+
+  HD explicit WarpParts(const Sizes& s) {
+    features = take(s.taps * 32 * s.feature_stride() * 2);
+    geometry = take((s.lag + 1) * 32 * SHORT_STRIDE * 2);
+    weights = take((s.lag + 1) * 32 * 4);
+    harmonics = take(32 * SHORT_STRIDE * 2);
+    queue = take(QUEUE * s.queue_stride() * 2);
+    waiting = take(QUEUE * 4);
+    owners = take(QUEUE * 4);
+  }
+};
+
+// to [rows, stride] = at(row, column), a half value. All threads of the block call it.
+template <class F>
+__device__ __forceinline__ void fill_matrix(void* to, int rows, int stride, const F& at) {
+  for (int i = threadIdx.x; i < rows * stride; i += blockDim.x)
+    static_cast<__half*>(to)[i] = at(i / stride, i % stride);
+}
+// to [n] = from [n_real] and zeros behind.
+__device__ __forceinline__ void fill_floats(void* to, int n, const __half* from, int n_real) {
+  for (int i = threadIdx.x; i < n; i += blockDim.x) static_cast<float*>(to)[i] = i < n_real ? float(from[i]) : 0.f;
+}
+
+// One layer of a network: weight [out, in] and bias [out] behind it, whose column k is column place(k) of the padded
+// one, or none (negative). Returns what is behind the layer.
+template <class F>
+__device__ __forceinline__ const __half* fill_layer(unsigned char* matrix, unsigned char* bias, const __half* from,
+                                                    int in, int out, int padded_out, int stride, const F& source) {
+  fill_matrix(matrix, padded_out, stride, [&](int row, int column) {
+    const int k = source(column);
+    return row < out && k >= 0 ? from[row * in + k] : __half(0.f);
+  });
+  fill_floats(bias, padded_out, from + in * out, out);
+  return from + (in + 1) * out;
+}
+
+// All that a block shares. Hidden layers of fewer units are padded with zeros.
+__device__ __forceinline__ void fill_block(unsigned char* shared, const RenderArguments& a, const Sizes& s,
+                                           const BlockParts& at) {
+  const int channels = a.levels.n_levels * a.levels.n_features;
+  const auto below = [](int n) { return [n](int column) { return column < n ? column : -1; }; };
+  const auto* net = static_cast<const __half*>(a.density_net);
+  net = fill_layer(shared + at.density_in, shared + at.bias_density_in, net, channels, a.hidden, RENDER_WIDEST,
+                   s.feature_stride(), below(channels));
+  fill_layer(shared + at.density_out, shared + at.bias_density_out, net, a.hidden, GEOMETRY, OUT, HIDDEN_STRIDE,
+             below(a.hidden));
+  const int encoded = a.taps ? channels : 0, base = GEOMETRY + HARMONICS, state = base + s.channels;
+  net = static_cast<const __half*>(a.color_net);
+  net = fill_layer(shared + at.color_in, shared + at.bias_color_in, net, base + encoded + (s.lltm ? RAY_STATE : 0),
+                   a.hidden, RENDER_WIDEST, s.color_stride(), [&](int column) {
+                     if (column < base + encoded) return column;
+                     const bool is_state = s.lltm && column >= state && column < state + RAY_STATE;
+                     return is_state ? column - state + base + encoded : -1;
+                   });
+  net = fill_layer(shared + at.color_middle, shared + at.bias_color_middle, net, a.hidden, a.hidden, RENDER_WIDEST,
+                   HIDDEN_STRIDE, below(a.hidden));
+  fill_layer(shared + at.color_out, shared + at.bias_color_out, net, a.hidden, 3, OUT, HIDDEN_STRIDE, below(a.hidden));
+  if (s.lltm) {
+    const auto* weight = static_cast<const __half*>(a.lltm_weight);
+    fill_matrix(shared + at.gates, GATES, s.gate_stride(), [&](int row, int column) {
+      return column < RAY_STATE + channels ? weight[row * (RAY_STATE + channels) + column] : __half(0.f);
+    });
+    fill_floats(shared + at.bias_gates, GATES, static_cast<const __half*>(a.lltm_bias), GATES);
+  }
+  float* taps = reinterpret_cast<float*>(shared + at.taps);
+  for (int i = threadIdx.x; s.context && i < (s.taps + 1) * s.channels; i += blockDim.x) {
+    const int tap = i / s.channels, c = i % s.channels;
+    const __half* from = static_cast<const __half*>(tap < s.taps ? a.conv_weight : a.conv_bias);
+    if (a.taps)
+      taps[i] = c >= channels ? 0.f : float(from[tap < s.taps ? c * s.taps + tap : c]);
+    else
+      taps[i] = tap == 0 ? 1.f : 0.f;  // without a convolution features are handed on
+  }
+}
+
+// The features of a point in [0, 1]^3 on a level, whose first row is `rows`. A lane has all eight corners, in the order
+// of memory and of the sums of grid_encode_forward_levels: the features have the same bits.
+template <int V, bool HASHED>
+__device__ __forceinline__ Vec<__half, V> encode_level(const float (&point)[3], const Vec<__half, V>* rows,
+                                                       int resolution, uint32_t mask) {
+  const uint32_t side = resolution + 1;
+  uint32_t at[3];
+  float u[3];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {  // axes in the order of memory
+    const float scaled = point[HASHED ? i : (i + 2) % 3] * float(resolution);
+    const int cell = min(int(scaled), resolution - 1);
+    at[i] = cell, u[i] = scaled - float(cell);
+  }
+  const uint32_t factor[2] = {HASHED ? HASH_Y : side * side, HASHED ? HASH_Z : side};
+  at[1] *= factor[0], at[2] *= factor[1];
+  float sum[2][V] = {};
+  Vec<__half, V> corner[8];
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const uint32_t a = at[0] + (k >> 2), b = at[1] + (k >> 1 & 1) * factor[0], c = at[2] + (k & 1) * factor[1];
+    corner[k] = rows[HASHED ? (a ^ b ^ c) & mask : a + b + c];
+  }
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float w = (k & 4 ? u[0] : 1 - u[0]) * (k & 2 ? u[1] : 1 - u[1]) * (k & 1 ? u[2] : 1 - u[2]);
+#pragma unroll
+    for (int v = 0; v < V; ++v) sum[k >> 2][v] += w * float(corner[k].v[v]);
+  }
+  Vec<__half, V> out;
+#pragma unroll
+  for (int v = 0; v < V; ++v) out.v[v] = __half(sum[0][v] + sum[1][v]);
+  return out;
+}
+
+// The features of this lane's point on all levels, to its row.
+template <int V>
+__device__ __forceinline__ void encode(const RenderArguments& a, const float (&point)[3], int n_dense, __half* row) {
+  using Features = Vec<__half, V>;
+  const auto* table = static_cast<const Features*>(a.table);
+  auto* to = reinterpret_cast<Features*>(row);
+  const auto level = [&](auto hashed, int l) {
+    to[l] = encode_level<V, hashed.value>(point, table + a.levels.first_row[l], a.levels.resolution[l],
+                                          a.levels.max_entries - 1);
+  };
+  int l = 0;
+#pragma unroll 2
+  for (; l < n_dense; ++l) level(std::false_type(), l);
+#pragma unroll 2
+  for (; l < a.levels.n_levels; ++l) level(std::true_type(), l);
+}
+
+__device__ __forceinline__ void store_harmonics(const float* direction, __half* row) {
+  float values[HARMONICS];
+  harmonics_of(direction, values);
+#pragma unroll
+  for (int i = 0; i < HARMONICS; i += 8) store(row + i, reinterpret_cast<const float (&)[8]>(values[i]));
+}
+
+// to [C] = the convolution at sample n of a ray, of which `count` samples are known; those beyond either end are zeros.
+// features: this lane's rows, sample i in row i % K, `rows` apart; taps [K, C], then the bias [C].
+__device__ __forceinline__ void convolve(const __half* features, int rows, const Sizes& s, const float* taps, int n,
+                                         int count, __half* to) {
+  const int begin = max(s.lag - n, 0), end = min(s.lag + count - n, s.taps);  // taps within the ray
+  const int first = (n - s.lag + begin) % s.taps;                             // row of the first of them
+  for (int c = 0; c < s.channels; c += 8) {
+    float sum[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[i] = taps[s.taps * s.channels + c + i];
+    for (int tap = begin, row = first; tap < end; ++tap, row = row + 1 < s.taps ? row + 1 : 0) {
+      float value[8];
+      load(features + row * rows + c, value);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] += value[i] * taps[tap * s.channels + c + i];
+    }
+    store(to + c, sum);
+  }
+}
+
+// sum [16, 8 N] += 16 rows times the transposed columns of weight [8 N, stride] from `column` on. Each lane gives the
+// address in shared memory of row lane % 16, of `width` values.
+template <int N>
+__device__ __forceinline__ void add_rows(float (&sum)[N][4], unsigned row, int width, const __half* weight, int stride,
+                                         int column) {
+  for (int k = 0; k < width; k += 16) {
+    unsigned left[4];
+    ldmatrix<false>(row + (k + threadIdx.x % 32 / 16 * 8) * 2, left);
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      unsigned right[4];
+      load_right_transposed(weight, stride, 8 * n, column + k, right);
+      add_products<__half>(sum[n], sum[n + 1], left, right);
+    }
+  }
+}
+
+// result [16, OUT] of a layer of hidden units in front of its ReLU, `sum`, and what is behind.
+__device__ __forceinline__ void last_layer(const float (&sum)[RENDER_WIDEST / 8][4], const unsigned char* weight,
+                                           const unsigned char* bias, float (&result)[OUT / 8][4]) {
+  RowFragments<__half, RENDER_WIDEST> hidden;
+  hidden.from_sums(sum, relu);
+  start_with(result, reinterpret_cast<const float*>(bias));
+  apply(result, hidden, reinterpret_cast<const __half*>(weight), HIDDEN_STRIDE);
+}
+
+// Geometry features [16, GEOMETRY], in front of the rounding to half, of 16 rows of features, as in add_rows.
+__device__ __forceinline__ void density_net(const unsigned char* shared, const Sizes& s, const BlockParts& at,
+                                            unsigned row, float (&result)[OUT / 8][4]) {
+  float sum[RENDER_WIDEST / 8][4];
+  start_with(sum, reinterpret_cast<const float*>(shared + at.bias_density_in));
+  add_rows(sum, row, s.channels, reinterpret_cast<const __half*>(shared + at.density_in), s.feature_stride(), 0);
+  last_layer(sum, shared + at.density_out, shared + at.bias_density_out, result);
+}
+
+// Colors [16, 3 of OUT] in front of the sigmoid of 16 rows of the queue and of their rays' harmonics.
+__device__ __forceinline__ void color_net(const unsigned char* shared, const Sizes& s, const BlockParts& at,
+                                          unsigned row, unsigned harmonics, float (&result)[OUT / 8][4]) {
+  const auto* in = reinterpret_cast<const __half*>(shared + at.color_in);
+  float sum[RENDER_WIDEST / 8][4];
+  start_with(sum, reinterpret_cast<const float*>(shared + at.bias_color_in));
+  add_rows(sum, row, GEOMETRY, in, s.color_stride(), 0);
+  add_rows(sum, harmonics, HARMONICS, in, s.color_stride(), GEOMETRY);
+  add_rows(sum, row + GEOMETRY * 2, s.context, in, s.color_stride(), GEOMETRY + HARMONICS);
+  RowFragments<__half, RENDER_WIDEST> hidden;
+  hidden.from_sums(sum, relu);
+  start_with(sum, reinterpret_cast<const float*>(shared + at.bias_color_middle));
+  apply(sum, hidden, reinterpret_cast<const __half*>(shared + at.color_middle), HIDDEN_STRIDE);
+  last_layer(sum, shared + at.color_out, shared + at.bias_color_out, result);
+}
+
+// The LLTM's state of the 32 rays of a warp.
+struct RayStates {
+  RowFragments<__half, RAY_STATE> h[2];  // rays 0 to 15, 16 to 31
+  float c[2][RAY_STATE / 8][4];
+
+  // Those of the rays in the mask begin with zeros.
+  __device__ __forceinline__ void begin(unsigned rays) {
+    const int g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // h: rows in turn; c: rows after two columns
+        if (rays >> (16 * m + g + i % 2 * 8) & 1) h[m].value[0][i] = 0;
+        if (rays >> (16 * m + g + i / 2 * 8) & 1) c[m][0][i] = c[m][1][i] = 0;
+      }
+  }
+
+  // A step of rays 16 m .. 16 m + 15 that are in the mask; encoded features in rows, as in add_rows.
+  __device__ __forceinline__ void step(int m, unsigned rays, const unsigned char* shared, const Sizes& s,
+                                       const BlockParts& at, unsigned row) {
+    const int g = threadIdx.x % 32 / 4;
+    const auto* weight = reinterpret_cast<const __half*>(shared + at.gates);
+    float sum[GATES / 8][4], out[RAY_STATE / 8][4];
+    start_with(sum, reinterpret_cast<const float*>(shared + at.bias_gates));
+    apply(sum, h[m], weight, s.gate_stride());
+    add_rows(sum, row, s.channels, weight, s.gate_stride(), RAY_STATE);
+#pragma unroll
+    for (int p = 0; p < RAY_STATE / 8; ++p)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Gates<float> gates = fast_activate<__half>(sum[p][i], sum[2 + p][i], sum[4 + p][i]);
+        const float next = c[m][p][i] + gates.g * gates.i;
+        out[p][i] = fast_tanh<__half>(next) * gates.o;
+        if (rays >> (16 * m + g + i / 2 * 8) & 1) c[m][p][i] = next;
+      }
+    RowFragments<__half, RAY_STATE> next;
+    next.from_sums(out, [](float x) { return x; });
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (rays >> (16 * m + g + i % 2 * 8) & 1) h[m].value[0][i] = next.value[0][i];
+  }
+};
+
+}  // namespace
+}  // namespace nerfkit

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ray of a lane: from one interval in an occupied cell to the next, past blocks without any, and what has been seen
+// so far. The intervals and their cells are those of the op march, bit for bit.
+
+#pragma once
+
+#include "composite/args.h"
+#include "march/growing_steps.cuh"
+#include "render_rays/args.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int WINDOW = 8;                            // intervals that are looked up at a time
+constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;        // intervals of a probe with t_edges: at first, at most
+constexpr int FINE_STEPS = 4;                        // probes of the fine grid before the next one of the wide grid
+constexpr float PROBED = float(BLOCK / 2) * 0.999f;  // cells around a probe that it covers
+
+// The coarse grid of march, and one of wide entries in the same way, of blocks of WIDE times as many cells along a
+// side.
+struct Coarse {
+  CoarseGrid fine, wide;
+};
+constexpr int WIDE = 4;
+
+// Whether a cell within PROBED, times WIDE, of a point may be occupied; the point in cells.
+template <int SCALE>
+__device__ __forceinline__ bool probe(const Coarse& coarse, const float (&point)[3]) {
+  const CoarseGrid& grid = SCALE == 1 ? coarse.fine : coarse.wide;
+  uint32_t at[3];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis)
+    at[axis] = min(floor_saturated(point[axis] * (1.f / (BLOCK * SCALE)) + 0.5f), uint32_t(grid.blocks[axis]));
+  return grid.any[(at[0] * (grid.blocks[1] + 1) + at[1]) * (grid.blocks[2] + 1) + at[2]];
+}
+
+// Where a lane is on its ray.
+struct Marcher {
+  float o[3], d[3];  // in cells of the box; with t_edges in half sides of the box
+  union {
+    float start;     // distance of the first middle
+    float farthest;  // with t_edges: largest coordinate of o
+  };
+  union {
+    float leave;  // distance of the end
+    float speed;  // largest coordinate of d
+  };
+  float moment;    // with t_edges, as in ContractedRay
+  int next;        // interval, the first that is not looked up
+  int near_until;  // up to this one, cells have to be looked up
+  int span;        // intervals that a probe of the fine grid passes; 0: it covers none
+  union {
+    int wide_span;   // the same of the wide grid
+    int fine_steps;  // with t_edges, where a probe of the wide grid has WIDE times `span`: how many before that
+  };
+  unsigned window;  // occupied intervals of the WINDOW from `base` on
+  int base;
+  unsigned ahead;  // the same of those in front of `next`, for when the window is empty
+  bool at_end;     // of the ray
+
+  __device__ __forceinline__ ContractedRay<float> contracted(const MarchGrid& grid) const {
+    const int most = max(grid.cells[0], max(grid.cells[1], grid.cells[2]));
+    return {{o[0], o[1], o[2]}, {d[0], d[1], d[2]}, 0.f, farthest, speed, moment, float(most) * 0.25f, true};
+  }
+  __device__ __forceinline__ TileRay<float> in_box() const {
+    TileRay<float> ray;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) ray.o[axis] = o[axis], ray.d[axis] = d[axis];
+    ray.start = start, ray.leave = leave;
+    return ray;
+  }
+};
+
+__device__ __forceinline__ GrowingSteps<float> edges_of(const MarchArguments& in) {
+  return {(const float*)in.t_edges, in.n_intervals};
+}
+__device__ __forceinline__ Steps<float> steps_of(const MarchArguments& in) {
+  return {float(in.limits.step), float(in.limits.step / 2)};
+}
+
+// Begins ray `index`; false if it has no samples.
+__device__ __forceinline__ bool begin(Marcher& m, const MarchArguments& in, int index) {
+  m.next = m.near_until = 0, m.window = m.ahead = 0, m.at_end = false;
+  if (in.t_edges) {
+    const ContractedRay<float> ray = contracted_ray<float>(in, index);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) m.o[axis] = ray.o[axis], m.d[axis] = ray.d[axis];
+    m.farthest = ray.farthest, m.speed = ray.speed, m.moment = ray.moment;
+    m.span = FIRST_SPAN, m.fine_steps = 0;
+    return ray.marches;
+  }
+  const int64_t at = 3 * int64_t(index);
+  const GridRay<float> ray = grid_ray((const float*)in.origins + at, (const float*)in.directions + at,
+                                      (const float*)in.box, 0.f, false, in.grid, in.limits);
+  constexpr float EPSILON = 1.1920929e-7f;
+  const float farthest = fabsf(ray.start) + fabsf(ray.leave) + WIDE * MAX_SPAN * ray.step;
+  float reach = 0, error = 0;  // cells along the worst axis: from one middle to the next; of rounding
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    m.o[axis] = ray.o[axis], m.d[axis] = ray.d[axis];
+    reach = fmaxf(reach, fabsf(ray.d[axis]) * ray.step);
+    error = fmaxf(error, (fabsf(ray.o[axis]) + fabsf(ray.d[axis]) * farthest) * (16 * EPSILON));
+  }
+  m.start = ray.start, m.leave = ray.leave, m.moment = 0;
+  const auto span_of = [&](float probed) {
+    const float passed = 2 * (probed - error) / reach;
+    return passed > 0 ? 1 + int(fminf(passed, float(WIDE * MAX_SPAN))) : 0;
+  };
+  m.span = span_of(PROBED), m.wide_span = span_of(WIDE * PROBED);
+  return ray.start < ray.leave && !ray.too_long();
+}
+
+// The steps of a lane are of two kinds, which a warp does by turns, as most of its lanes need. One passes the intervals
+// of a probe that finds nothing, or else says up to where cells have to be looked up.
+__device__ __forceinline__ void approach(Marcher& m, const MarchArguments& in, const Coarse& coarse) {
+  if (in.t_edges) {
+    const GrowingSteps<float> t_edges = edges_of(in);
+    m.at_end = m.next >= t_edges.n_intervals;
+    if (m.at_end) return;
+    const bool is_wide = m.fine_steps == 0;
+    const int end = min(m.next + (is_wide ? WIDE : 1) * m.span, t_edges.n_intervals);
+    const Segment<float> part =
+        segment(m.contracted(in.grid), in.grid, t_edges.middle(0.f, m.next), t_edges.middle(0.f, end - 1));
+    const float probed = (is_wide ? WIDE : 1) * PROBED;
+    if (!(part.reach <= probed)) {  // the probe covers too little: fewer intervals
+      if (m.span > WINDOW)
+        m.span /= 2;
+      else if (is_wide)
+        m.fine_steps = FINE_STEPS;
+      else
+        m.near_until = end;
+    } else if (is_wide ? probe<WIDE>(coarse, part.at) : probe<1>(coarse, part.at)) {
+      if (!is_wide) m.near_until = end;
+      m.fine_steps = FINE_STEPS;
+    } else {
+      m.next = end;
+      if (part.reach <= probed / 2) m.span = min(2 * m.span, MAX_SPAN);
+      if (!is_wide) --m.fine_steps;
+    }
+    return;
+  }
+  const Steps<float> steps = steps_of(in);
+  m.at_end = !(m.start + float(m.next) * steps.step < m.leave);
+  if (m.at_end) return;
+  const auto finds = [&](auto wide, int span) {
+    const float t = m.start + (float(m.next) + 0.5f * float(span - 1)) * steps.step;
+    const float at[3] = {m.o[0] + m.d[0] * t, m.o[1] + m.d[1] * t, m.o[2] + m.d[2] * t};
+    return probe<wide.value>(coarse, at);
+  };
+  if (m.wide_span && !finds(std::integral_constant<int, WIDE>(), m.wide_span))
+    m.next += m.wide_span;
+  else if (m.span && !finds(std::integral_constant<int, 1>(), m.span))
+    m.next += m.span;
+  else
+    m.near_until = m.next + max(m.span, 1);
+}
+
+// The other looks up the next WINDOW intervals.
+template <bool INSIDE, class Ray, class Spacing>
+__device__ __forceinline__ unsigned occupied(const Ray& ray, const MarchGrid& grid, const Spacing& spacing, int first) {
+  const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(grid.occupancy);
+  Interval at[WINDOW];
+  unsigned found = 0;
+#pragma unroll
+  for (int i = 0; i < WINDOW; ++i) at[i] = interval<INSIDE>(ray, grid, spacing, float(first + i));
+#pragma unroll
+  for (int i = 0; i < WINDOW; ++i) found |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << i;
+  return found;
+}
+
+__device__ __forceinline__ void look_up(Marcher& m, const MarchArguments& in) {
+  if (in.t_edges)
+    m.ahead = occupied<true>(ContractedTileRay<float>{m.contracted(in.grid), 0}, in.grid, edges_of(in), m.next);
+  else
+    m.ahead = occupied<false>(m.in_box(), in.grid, steps_of(in), m.next);
+  m.next += WINDOW;
+}
+
+// Takes the next occupied interval out of the window: where it begins and ends.
+__device__ __forceinline__ float2 take_interval(Marcher& m, const MarchArguments& in) {
+  const int k = m.base + __ffs(m.window) - 1;
+  m.window &= m.window - 1;
+  if (in.t_edges) return make_float2(edges_of(in).end(0.f, k), edges_of(in).end(0.f, k + 1));
+  const Steps<float> steps = steps_of(in);
+  const float t = m.start + float(k) * steps.step;
+  return make_float2(t - steps.half, t + steps.half);
+}
+
+// The middle of an interval, 0 to 1 in the feature grid: the operations of nerfkit/model, each rounded for itself.
+__device__ __forceinline__ void unit_position(const MarchArguments& in, int ray, float2 ends, float (&unit)[3]) {
+  const float *origin = (const float*)in.origins + 3 * int64_t(ray),
+              *direction = (const float*)in.directions + 3 * int64_t(ray), *box = (const float*)in.box;
+  const float middle = (ends.x + ends.y) / 2;
+  float largest = 1;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    const float position = origin[axis] + direction[axis] * middle, low = box[axis], high = box[3 + axis];
+    if (in.t_edges) {
+      constexpr float FARTHEST = 1.2676506002282294e30f;  // 2^100, of nerfkit/ops/march.py
+      const float u = (position - (low + high) / 2) / ((high - low) / 2);
+      unit[axis] = fminf(fmaxf(u, -FARTHEST), FARTHEST);
+      largest = fmaxf(largest, fabsf(unit[axis]));
+    } else {
+      unit[axis] = (position - low) / (high - low);
+    }
+  }
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    if (in.t_edges) unit[axis] = (product(unit[axis] / largest, 2 - 1 / largest) + 2) / 4;
+    unit[axis] = fminf(fmaxf(unit[axis], 0.f), 1.f);  // as grid_encode does
+  }
+}
+
+// What a ray has seen. Light is stopped by every sample, colors are of those that are kept.
+struct Seen {
+  float stopped;                   // optical thickness of all samples so far
+  float thickness;                 // of those that are kept
+  float opacity, depth, color[3];  // sums over their weights
+  float median;                    // distance at which half of the light was left; 0 as long as more is
+
+  // Adds a sample of a density that is kept, and returns its weight.
+  __device__ __forceinline__ float add(float density, float2 ends) {
+    const float tau = density * (ends.y - ends.x), most = CompositeLimits<float>::max_thickness;
+    const float stops = tau > most ? most : tau, alpha = -expm1f(-stops), weight = expf(-thickness) * alpha;
+    const float before = 1 - opacity, after = before - weight;
+    if (before > 0.5f && after <= 0.5f)
+      median = ends.x + logf(before * 2) / logf(before / fmaxf(after, 1e-12f)) * (ends.y - ends.x);
+    thickness += stops;
+    opacity += weight;
+    depth += weight * ((ends.x + ends.y) / 2);
+    return weight;
+  }
+};
+
+__device__ __forceinline__ void write_pixel(const RenderArguments& a, int ray, const Seen& seen) {
+  const float* background = a.background + a.background_stride * ray;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) a.color[3 * int64_t(ray) + i] = seen.color[i] + (1 - seen.opacity) * background[i];
+  const float floor = CompositeLimits<float>::min_opacity;
+  a.opacity[ray] = seen.opacity;
+  a.depth[ray] = seen.depth / (seen.opacity > floor ? seen.opacity : floor);
+  a.median[ray] = seen.median;
+}
+
+}  // namespace
+}  // namespace nerfkit
