@@ -11,7 +11,7 @@ import torch
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.lens_models import MODELS
-from nerfkit.data.cameras.plausible import lens_diagnostics
+from nerfkit.data.cameras.plausible import lens_diagnostics, refused_lens
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
@@ -366,7 +366,6 @@ UNLIKELY = {  # and what has to be named
     "fisheye of 400 degrees": (distorting("SIMPLE_FISHEYE", 100), "688 degrees"),
     "collapsed": (camera(1300, fy=3900), "1300 and 3900", "3.00 times"),
     "k1 of a failed solve": (distorting("SIMPLE_RADIAL", 1300, 46), "k1 46 of SIMPLE_RADIAL", "times as far out"),
-    "folded": (BARREL, "folds"),
 }
 
 
@@ -376,6 +375,15 @@ def test_a_lens_that_no_camera_has_is_doubted_with_the_likely_unit(name: str):
     (line,) = lens_diagnostics([*LIKELY.values(), lens, lens])
     assert_names(line, *named, f"2 of {len(LIKELY) + 2} images")
     assert not lens_diagnostics(LIKELY.values())
+
+
+def test_a_lens_that_training_refuses_is_known_before():
+    assert not refused_lens(LIKELY.values())
+    for lens in (BARREL, distorting("EUCM", 400, 0.7, 1.2)):
+        (line,) = refused_lens([*LIKELY.values(), lens])
+        with raises_mentioning(SceneError, lens.model, "folds"):
+            lens.direction_map()
+        assert_names(line, lens.model, "folds")
 
 
 def test_the_fold_of_a_barrel():
