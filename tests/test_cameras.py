@@ -247,6 +247,16 @@ def test_a_panorama_reaches_all_directions_and_has_no_seam():
     torch.testing.assert_close((left - right).norm(dim=-1), one_pixel, msg="neighbours across the seam")
     assert panorama.project(torch.zeros(1, 3)).isnan().all()
     assert panorama.unproject(torch.tensor([(256.6, 5)]))[1].isinf()
+    cameras = Cameras.from_lenses(torch.eye(4)[None, :3], [panorama])
+    torch.testing.assert_close(cameras.project(7 * everywhere.float(), 0)[1], torch.full((2000,), 7.0))
+
+
+def test_pinholes_instead_of_lenses_show_what_a_plane_can():
+    """90 degrees of a lens that may see beyond 90 from its axis; as much as without distortion of any other."""
+    focals = {"panorama": 800, "whole circle of 180 degrees": 600, "GoPro": 600, "wide angle of a telephone": 620}
+    for name, focal in focals.items():
+        pinhole = Cameras.from_lenses(torch.eye(4)[None, :3], [LIKELY[name]]).pinhole()
+        assert not pinhole.lenses and pinhole.focal.tolist() == [[focal, focal]], name
 
 
 @pytest.mark.parametrize("model", MODELS)
