@@ -17,7 +17,7 @@ from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.load import load_scene
+from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.ply import read_points
 from nerfkit.data.readers.colmap import read_model
 from nerfkit.data.readers.colmap.writer import write_model
