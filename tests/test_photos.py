@@ -197,9 +197,8 @@ def walk_in_a_room(folder: Path, lens: Lens) -> np.ndarray:
         directions = local @ pose[:3, :3].T
         distances = np.where(directions < 0, -pose[:3, 3] / directions, (5 - pose[:3, 3]) / directions)
         axis = distances.argmin(axis=-1)[..., None]
-        cells = (lens.focal[0] / 20 * (pose[:3, 3] + directions * distances.min(axis=-1, keepdims=True))).astype(
-            int
-        ) % 64
+        places = pose[:3, 3] + directions * distances.min(axis=-1, keepdims=True)
+        cells = (lens.focal[0] / 20 * places).astype(int) % 64
         one, two = (np.take_along_axis(cells, (axis + i) % 3, axis=-1) for i in (1, 2))
         wall = axis + 3 * (np.take_along_axis(directions, axis, axis=-1) > 0)
         Image.fromarray(PAINT[wall, one, two][..., 0]).save(folder / f"{index}.png")
