@@ -38,9 +38,7 @@ class View:
         pixel, z = self.camera.project(points, 0)
         column, row = pixel.unbind(-1)  # all by columns: sums and comparisons over a last axis of two or three are slow
         width, height = self.camera.size(0)
-        inside = (column >= 0) & (row >= 0) & (column < width) & (row < height)  # NaN is not
-        if not self.camera.lenses:
-            inside &= z > 0
+        inside = (z > 0) & (column >= 0) & (row >= 0) & (column < width) & (row < height)  # NaN is not
         x, y, z = (points - self.camera.positions[0]).unbind(-1)
         seen = Seen((x * x + y * y + z * z).sqrt(), pixel, inside)
         if self.known is not None:
