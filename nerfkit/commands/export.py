@@ -42,7 +42,7 @@ from nerfkit.metrics import psnr
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer, duration
 from nerfkit.rendering.images import file_stems
-from nerfkit.safe_io import chosen
+from nerfkit.safe_io import chosen, printable
 from nerfkit.training.evaluator import beside_truth, evenly_chosen
 from nerfkit.training.run.load import Run, load_run
 
@@ -193,9 +193,10 @@ def photos(run: Run) -> Images | None:
     """The run's training images, as large as their files; None, and a note, if they are not at hand."""
     config = replace(run.config, data=replace(run.config.data, downscale=1.0))
     try:
-        images = find_scene("", config, run.transform).split("train")
-        if images.names != run.scene.names("train"):
-            raise UserError("it has other training images now")
+        images, names = find_scene("", config, run.transform).split("train"), run.scene.names("train")
+        if missing := [name for name in names if name not in images.names]:
+            raise UserError(f"there is no training image {printable(missing[0])} now")
+        images = images[[images.names.index(name) for name in names]]
     except (UserError, OSError) as error:
         print(f"note: the texture is painted with what the run renders: the scene is not at hand ({error})")
         return None

@@ -182,10 +182,8 @@ def filled(mesh: Mesh, widest: float) -> tuple[Mesh, int]:
     trimesh = optional("trimesh", "a mesh without holes")
     shape, n = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False), len(mesh.faces)
     trimesh.repair.fill_holes(shape, use_fan=True)
-    new, edges = (
-        shape.faces[n:],
-        np.diff(mesh.vertices[shape.faces[n:]], axis=1, append=mesh.vertices[shape.faces[n:, :1]]),
-    )
+    new = shape.faces[n:]
+    edges = np.diff(mesh.vertices[new], axis=1, append=mesh.vertices[new[:, :1]])  # [N, 3, 3]
     hole = connected_parts(new)
     is_wide = np.bincount(hole, np.linalg.norm(edges, axis=2).max(axis=1) > widest) > 0  # one edge of a fan is enough
     faces = np.concatenate([mesh.faces, new[~is_wide[hole]]])
