@@ -32,7 +32,7 @@ class Surface:
                 )
 
     def image(self, pose, focal, center, size, background=1.0, finer: int = 2) -> np.ndarray:
-        """What a pinhole sees, [H, W, 3] in [0, 1]: its pose [3, 4] to the world (OpenGL axes), pixels and size in them.
+        """What a pinhole sees, [H, W, 3] in [0, 1]; its pose [3, 4] leads to the world, in OpenGL axes.
 
         Each pixel is the mean of `finer`**2 samples.
         """
