@@ -165,16 +165,16 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         if not len(shape.faces):
             raise UserError(f"no connected part has {options.min_part:g} of all faces; lower --min_part")
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
-        shape, n_crumbs = mesh.without_small_parts(shape, options.min_part)
         shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
         shape = mesh.simplified(shape, options.faces or len(shape.faces))
-        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
-        counts |= {"small_parts": n_small + n_crumbs, "unseen_faces": n_unseen}
         more = {}
         if options.texture:
+            print(f"unwrapping {len(shape.faces)} faces")
             shape = texture.unwrapped(shape)
             shape, share = texture.painted(shape, options.texture, views, images, grid.cell)
             more["share_of_texture_from_images"] = share if images is not None else 0.0
+        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
+        counts |= {"small_parts": n_small, "unseen_faces": n_unseen}
         transform = in_unit(run, options, unit)
         length = 1.0 if transform is None else transform.distance_to_input(1.0)
         content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)

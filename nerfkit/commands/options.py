@@ -136,7 +136,7 @@ class MeshOptions(GeometryOptions):
     resolution: integer(2, 8192) = 256  # cells along the longest side
     level: number(0.001, 0.999) = LEVEL  # opacity of a cell on the surface, with --from density
     min_part: number(0, 0.5) = 0.001  # connected parts with a smaller share of the faces are left out
-    holes: number(0, 1000) = 8.0  # holes are closed that are no wider than so many cells
+    holes: number(0, 1000) = 4.0  # holes are closed that are no wider than so many cells
     faces: integer(0, 10**9) = 0  # about so many at most, fewer where the surface is flat; 0: all that there are
     texture: integer(0, 16384) = 0  # texels a side of an image of the surface, from the training images; 0: none
     formats: str = ""  # of ply,glb, or with --texture of glb,obj; as --out ends, or else the first, if unset
