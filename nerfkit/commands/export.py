@@ -32,12 +32,22 @@ from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
 from nerfkit.data.scene import Views as Images
 from nerfkit.data.scene_transform.transform import SceneTransform, corner_text
+from nerfkit.device import check_memory
 from nerfkit.errors import UserError
 from nerfkit.export import cameras, mesh, points, scale, texture, webfield
 from nerfkit.export.distil import distilled
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
-from nerfkit.export.writing import IMAGE_FORMATS, EmptyError, Output, OutputFolder, Work, image_bytes, in_files
+from nerfkit.export.writing import (
+    IMAGE_FORMATS,
+    EmptyError,
+    Output,
+    OutputFolder,
+    Work,
+    image_bytes,
+    in_files,
+    optional,
+)
 from nerfkit.metrics import psnr
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer, duration
@@ -139,6 +149,15 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
     option = "--formats" if options.texture else "--formats without --texture"
     formats = chosen(option, options.formats, known) if options.formats else ()
+    for module, needs in (
+        ("trimesh", options.holes),
+        ("fast_simplification", options.faces),
+        ("xatlas", options.texture),
+    ):
+        if needs:  # said before minutes of work
+            optional(module, "this mesh")
+    size = options.texture
+    check_memory(size * size * texture.BYTES_PER_TEXEL, f"a --texture of {size} x {size}", run.device)
     output, cut, unit = opened(run, options, "mesh", formats, known)
     grid = Grid.over(domain(run.model, run.config, cut, run.transform), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
@@ -146,8 +165,8 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     image_of = ImageRenderer(run.model, run.background)
     with Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = Views(image_of, run.seeing_cameras(), work, grid.cell / 2, run.device)
-        images = photos(run) if options.texture else None
-        print(f"about {duration(mesh_seconds(run, options, views))}")
+        images = photos(run) if size else None
+        print(f"this takes about {duration(mesh_seconds(run, options, views))}")
         if options.source == "density":
             source = mesh.DensityField(run.model, options.level, run.device)  # an empty crop shows at once
         else:
@@ -168,10 +187,10 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
         shape = mesh.simplified(shape, options.faces or len(shape.faces))
         more = {}
-        if options.texture:
+        if size:
             print(f"unwrapping {len(shape.faces)} faces")
             shape = texture.unwrapped(shape)
-            shape, share = texture.painted(shape, options.texture, views, images, grid.cell)
+            shape, share = texture.painted(shape, size, views, images, grid.cell)
             more["share_of_texture_from_images"] = share if images is not None else 0.0
         counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
         counts |= {"small_parts": n_small, "unseen_faces": n_unseen}

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from nerfkit.data.scene import Views as Images
-from nerfkit.device import check_memory
 from nerfkit.export.mesh import TOLERANCE, Mesh
 from nerfkit.export.views import Seen, View, Views, sized
 from nerfkit.export.writing import optional
@@ -22,7 +21,7 @@ PACKED = 1024  # texels a side, about, on which parts are laid out, one apart: f
 FACES_OF_A_PART = 5000  # about, that are unwrapped together: of more, each takes longer
 BYTES_PER_TEXEL = 96  # of all that is known of one, and of the images that are made of them
 CHUNK = 2**20  # texels, or candidates for one, that are worked on at once
-BEST = 8.0  # power of pixels per length of the surface by which views weigh: the best counts almost alone
+BEST = 4.0  # power of pixels per length of the surface by which views weigh: 2 is smoother, 8 sharper
 LEAST_COSINE = 0.15  # between a normal and the way to the camera, at which a view still shows something
 LEAST = 1e-12  # weight of the field's own color
 AROUND, SLOPE = 5, 3.0  # pixels within which depth may not jump where a view counts in full, and tan of a steep surface
@@ -130,7 +129,6 @@ def painted(mesh: Mesh, size: int, views: Views, images: Images | None, cell: fl
     `cell` is that of the surface [model units].
     """
     device = views.device
-    check_memory(size * size * BYTES_PER_TEXEL, f"a --texture of {size} x {size}", device)
     texels = Texels.of(mesh, size, device)
     a, b, c = (mesh.vertices[mesh.faces[:, corner]] for corner in range(3))
     area = np.linalg.norm(np.cross(b - a, c - a), axis=1).sum() / 2
