@@ -28,6 +28,7 @@ from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
 LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
+Measured = tuple[float, float, float, float, float, float, float]
 Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
@@ -123,17 +124,22 @@ class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
     crop: Box | None = None  # lowest, then highest corner, in the coordinates of --frame; RUN/crop.json if unset
+    scale: ranged(float | None, 1e-9, 1e9) = None  # metres of a unit of the scene's files; RUN/scale.json if unset
+    measure: Measured | None = None  # instead: x y z of a point, of another, as in the files, and the metres between
 
 
 @dataclass
 class MeshOptions(GeometryOptions):
-    """Export a mesh with colors and normals, as PLY or GLB."""
+    """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
     source: Source = "density"  # density: where it reaches --level; depth: fused from depths of training views
     resolution: integer(2, 8192) = 256  # cells along the longest side
     level: number(0.001, 0.999) = LEVEL  # opacity of a cell on the surface, with --from density
     min_part: number(0, 0.5) = 0.001  # connected parts with a smaller share of the faces are left out
-    formats: str = "ply"  # of ply,glb; an --out that ends in one of them decides
+    holes: number(0, 1000) = 4.0  # holes are closed that are no wider than so many cells
+    faces: integer(0, 10**9) = 0  # about so many at most, fewer where the surface is flat; 0: all that there are
+    texture: integer(0, 16384) = 0  # texels a side of an image of the surface, from the training images; 0: none
+    formats: str = ""  # of ply,glb, or with --texture of glb,obj; as --out ends, or else the first, if unset
 
 
 @dataclass
@@ -157,7 +163,6 @@ class WebOptions(GeometryOptions):
 
     size: number(0.1, 1000) = 10.0  # of the file [MB]; a model that does not fit teaches a smaller one
     seconds: number(1, 1e6) = 60.0  # that the smaller one is trained for
-    metres: number(0, 1e6) = 0.0  # of a unit of the scene's files, for a scale bar; 0: not known, and no bar
 
 
 @dataclass

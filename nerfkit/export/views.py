@@ -67,6 +67,10 @@ class View:
         corners, right, down = self._around(self.rgb, seen)
         return _between([corner.float() / 255 for corner in corners], right[:, None], down[:, None])
 
+    def opacity_at(self, seen: Seen) -> Tensor:
+        """Opacity [P], interpolated between pixels."""
+        return _between(*self._around(self.opacity, seen))
+
     def _around(self, image: Tensor, seen: Seen) -> tuple[list[Tensor], Tensor, Tensor]:
         """The four pixels around points, the upper two first, and how far points are right of and below the first."""
         width, height = self.camera.size(0)
