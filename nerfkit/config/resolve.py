@@ -51,11 +51,11 @@ def decide(asked: Any, new: Any, scene: Any, device: Any, model_class: Any) -> d
         value, condition = next(((x, condition) for x, condition in cases if condition.holds(facts)), (None, None))
         if condition is None:
             raise ConfigError(f"the recipe of the model {new.model.kind} says nothing of {option} here")
-        why = condition.text
+        why = f"because {condition.text}" if condition.text else "default"
         if isinstance(value, Found):
-            value, why = value.of(facts), f"{value.text} {why}".strip()
+            value, why = value.of(facts), f"{value.text}, {why}"
         setattr(target, name, value)
-        decisions[option] = Decision(value, condition.by, why or f"default of the model {new.model.kind}")
+        decisions[option] = Decision(value, condition.by, why)
     _check_split(asked, new, scene)
     check(new)
     return decisions
