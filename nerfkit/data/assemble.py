@@ -103,7 +103,7 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
     if downscale != 1:
         sides = [side / downscale if downscale > 0 else 0.0 for side in (width, height)]
         if not 0.5 < min(sides) <= max(sides) <= MAX_TRAINED_SIDE:
-            raise SceneError(f"data.downscale {downscale:g} does not fit images of {width}x{height}")
+            raise SceneError(f"data.downscale {downscale:g} does not fit images of {width}x{height}; take another")
         lens = lens.resized(*map(round, sides))
     return lens
 
@@ -200,7 +200,7 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
     if len(there) < len(missing) and 2 * sum(image.name in trained for image in there) < len(trained):
         what = f"put them where the files name them, or correct the files{beside(missing[0].file)}"
-        raise SceneError(f"data.path: {note}; {what}")
+        raise SceneError(f"{note}; {what}")
     return there, [note]
 
 

@@ -70,8 +70,8 @@ def find_photos(folder: Path, report: Report) -> list[Photo]:
         found = [photo for photo in found if not photo.is_map]
         report(f"note: {len(maps)} masks or maps of depth are not used as photos (the first: {printable(maps[0])})")
     if len(found) < 3:
-        too_few = f"{printable(folder)} holds {len(found)} photos, but camera poses need at least 3"
-        raise SceneError(f"data.path: {too_few}" + (f"; it has {unread}" if others else ""))
+        too_few = f"'{printable(folder)}' holds {len(found)} photos, but camera poses need at least 3; add photos"
+        raise SceneError(f"{too_few}{f'; there are {unread}' if others else ''}")
     if all(photo.lens[0] == 2 * photo.lens[1] for photo in found):
         report("warning: the photos are twice as wide as high; if they are panoramas, split them into pinhole views")
     return found
