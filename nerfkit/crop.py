@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +45,7 @@ class Crop:
     high: Corner
     frame: str = "model"  # or files
     to_files: tuple[float, ...] = ()  # [12], rows of [3, 4]: from the model's frame to the files'; none where equal
+    where: str = field(default="the crop", compare=False)  # it was given, for messages
 
     def inside(self, positions: Tensor) -> Tensor:
         """Which of the positions [N, 3] in the model's frame are inside, bool [N]."""
@@ -109,7 +110,7 @@ def crop_of(low: Corner, high: Corner, frame: str, where: str) -> Crop:
     """A crop from its corners and the name of their frame, not placed; raises RunError that begins with `where`."""
     if not all(-1e30 < a < b < 1e30 for a, b in zip(low, high, strict=True)):  # NaN is not
         raise RunError(f"{where}: 'min' {list(low)} must be below 'max' {list(high)} along x, y and z, all finite")
-    return Crop(low, high, frame)
+    return Crop(low, high, frame, where=where)
 
 
 def active_crop(run: Path, transform: SceneTransform | None) -> Crop | None:

@@ -40,10 +40,23 @@ class Range:
                 raise ConfigError(f"{name} must be from {self}, got {short(x)}")
 
 
+# An option that is empty or None until it is set shows no default: its help says what holds then.
+shown = tyro.conf.arg(help_behavior_hint=lambda default: "" if default in ("", "''") else f"(default: {default})")
+Text = Annotated[str, shown]
+Texts = Annotated[tuple[str, ...], shown]
+
+
 def ranged(kind: Any, low: float, high: float) -> Any:
     """The type `kind` with a range, which --help shows with the default."""
     limits = Range(low, high)
-    return Annotated[kind, limits, tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default}; {limits})")]
+    return Annotated[kind, limits, tyro.conf.arg(help_behavior_hint=lambda x: f"(default: {x}; range {limits})")]
+
+
+def unset(kind: Any, metavar: str, default: str, low: float | None = None, high: float | None = None) -> Any:
+    """The type of an option that is None until it is set; `default` says what None means."""
+    limits = () if low is None else (Range(low, high),)
+    hint = f"(default: {'; range '.join([default, *map(str, limits)])})"
+    return Annotated[(kind | None, *limits, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint))]
 
 
 def integer(low: int, high: int) -> Any:
@@ -111,8 +124,8 @@ def _table(metavar: str, read: Callable[[list[str]], dict[str, Any]]) -> Primiti
 
 Flag = Annotated[bool, _bool(1, "{true,false}"), tyro.conf.FlagConversionOff]
 Switch = Annotated[bool, _bool("*", "[{true,false}]"), tyro.conf.FlagConversionOff]  # alone it means true
-Options = Annotated[dict[str, str | int | float | bool], _table("[KEY VALUE [KEY VALUE ...]]", _to_options)]
-Words = Annotated[dict[str, str], _table("[OP BACKEND [OP BACKEND ...]]", _to_words)]
+Options = Annotated[dict[str, str | int | float | bool], _table("[KEY VALUE [KEY VALUE ...]]", _to_options), shown]
+Words = Annotated[dict[str, str], _table("[OP BACKEND [OP BACKEND ...]]", _to_words), shown]
 
 
 def short(value: Any) -> str:

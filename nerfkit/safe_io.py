@@ -93,18 +93,18 @@ def chosen(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise UserError(
-            f"{option} {text!r}: {', '.join(map(repr, unknown)) or 'nothing'} is not among {','.join(known)}"
-        )
+        what = f"{', '.join(map(repr, unknown))} is unknown" if unknown else "nothing is named"
+        raise UserError(f"{option}: {what}; use some of {','.join(known)}")
     return names
 
 
 def missing_hint(path: Path) -> str:
-    """That a path does not exist, and which name beside it might be meant."""
+    """That a path does not exist, and which name beside it might be meant, or else that it is to be checked."""
     try:
-        return "does not exist" + did_you_mean(path.name, os.listdir(path.parent), f"{path.parent}{os.sep}")
+        meant = did_you_mean(path.name, os.listdir(path.parent), f"{path.parent}{os.sep}")
     except OSError:
-        return "does not exist"
+        meant = ""
+    return f"does not exist{meant or '; check the path'}"
 
 
 def shell_join(*words: object) -> str:
@@ -192,4 +192,6 @@ def _integer(digits: str) -> int:
 
 
 def _unreadable(path: Path, what: str, error: type[UserError], problem: Exception) -> UserError:
-    return error(f"cannot read {what} {printable(path)}: {getattr(problem, 'strerror', None) or problem}")
+    if isinstance(problem, FileNotFoundError):
+        return error(f"{what} '{printable(path)}' {missing_hint(path)}")
+    return error(f"cannot read {what} '{printable(path)}': {getattr(problem, 'strerror', None) or problem}")

@@ -182,7 +182,7 @@ def test_missing_images_are_left_out_with_a_count(tmp_path):
     assert_names(note.text, "10 of 20", "10", names[0])
     assert sorted(file.name for file in scene.split("train").files) == names[10:]
     (folder / "images" / names[10]).unlink()
-    with raises_mentioning(SceneError, "data.path", "9 of 20", "11", names[0]):
+    with raises_mentioning(SceneError, "9 of 20", "11", names[0]):
         load_scene(str(folder))
 
 

@@ -351,7 +351,7 @@ def test_a_report_shows_the_names_of_others_as_texts_and_is_small(run, tmp_path)
     run = run.rename(tmp_path / evil)
     for name in ("metrics.json", "decisions.json", "config.toml"):
         text = (run / name).read_text().replace('loss = ""', f"loss = '''{evil}'''")
-        (run / name).write_text(text.replace("r_1", evil).replace("with size small", evil).replace("pinhole", evil))
+        (run / name).write_text(text.replace("r_1", evil).replace("size is small", evil).replace("pinhole", evil))
     compared = OwnFolder(run / "eval", "scores")
     compared.claim()
     for view in range(9):

@@ -242,10 +242,10 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
         ("render", (run, "--cameras", "test", "--frames", 9), ("--frames", "test")),
         ("render", (misspelt,), (misspelt, "did you mean", run)),
         ("render", (tmp_path,), (tmp_path, "config.toml")),
-        ("train", ("--out", tmp_path / "new"), ("data.path",)),
+        ("train", ("--out", tmp_path / "new"), ("nerfkit train FOLDER",)),
         ("train", (*few, "--eval.split", "val"), ("eval.split", "val", "train", "test")),
-        ("export", ("run",), ("after the run folder", "mesh", "'run'")),
-        ("export", (run, "splat"), ("after the run folder", "did you mean splats?")),
+        ("export", ("run",), ("after the run folder", "mesh")),
+        ("export", (run, "splat"), ("'splat'", "did you mean splats?")),
     ):
         assert_names(call(command, *words, status=1), *named)
     (run / "config.toml").write_text((run / "config.toml").read_text().replace('/scene"', '/gone"'))

@@ -126,7 +126,7 @@ def test_the_help_has_every_option_with_its_range_and_default(capsys):
     with pytest.raises(SystemExit):
         train_options(["--help"])
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    assert re.search(r"--model.levels .auto.INT. [^-]*auto: 6 with size small, else 16; 1 to 64", text)
+    assert re.search(r"--model.levels .auto.INT. [^-]*auto, which is 6 if size is small, else 16; range 1 to 64", text)
     assert "--trainer.deterministic {true,false}" in text and "--overwrite [{true,false}]" in text
     assert all(f"--{name} " in text for name in OPTIONS) and "no_" not in text
 

@@ -264,7 +264,7 @@ def test_a_box_that_next_to_no_ray_meets_is_refused_before_a_run_is_replaced(tmp
     (run / ".nerfkit").write_text("nerfkit run\nmetrics.jsonl\n")
     (run / "metrics.jsonl").write_text("{}\n")
     options = ["--data.path", with_points(tmp_path), "--out", str(run), *SMALL]
-    with raises_mentioning(SceneError, "data.box", "100.0", "101.0", "next to no ray"):
+    with raises_mentioning(SceneError, "data.box", "100.0", "101.0", "almost no ray"):
         run_main(train, *options, "--overwrite", "--data.box", "100", "100", "100", "101", "101", "101")
     assert (run / "metrics.jsonl").read_text() == "{}\n"
 

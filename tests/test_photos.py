@@ -70,13 +70,13 @@ def test_poses_are_looked_for_where_there_are_none(tmp_path, registers):
             load_capture(str(place))
     posed = colmap_in(tmp_path / "several" / "posed", [PINHOLE] * 3)
     assert load_capture(str(posed)).format == "colmap"
-    with raises_mentioning(SceneError, "data.path", posed / "images", posed):
+    with raises_mentioning(SceneError, posed / "images", posed):
         load_capture(str(posed / "images"))
-    with raises_mentioning(SceneError, "data.path", posed.parent, f"is {posed} meant"):
+    with raises_mentioning(SceneError, posed.parent, f"did you mean {posed}?"):
         load_capture(str(posed.parent))
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "a.HEIC").touch()
-    with raises_mentioning(SceneError, "data.path", tmp_path / "phone", "1 .heic", "JPEG"):
+    with raises_mentioning(SceneError, tmp_path / "phone", "1 .heic", "JPEG"):
         load_capture(str(tmp_path / "phone"))
 
 

@@ -263,7 +263,7 @@ def test_bad_downscale(toy_scene, downscale: float):
 
 def test_bad_paths(toy_scene):
     for path, named in {
-        "": "data.path",
+        "": "train FOLDER",
         "nowhere": "nowhere",
         str(toy_scene / FILE): FILE,
         "~nosuchuser/scene": "~nosuchuser/scene",

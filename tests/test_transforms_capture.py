@@ -62,7 +62,7 @@ def frame_of(content: dict, index: int = 0, **values) -> dict:
         ({"applied_transform": EYE[:3].tolist(), "applied_scale": 2}, {}, "nerfstudio", "applied_scale"),
         ({"aabb_scale": 4, "scale": 1, "offset": [0] * 3}, {"sharpness": 1}, "instant-ngp", "aabb_scale"),
         ({"aabb_scale": 4, "camera_model": "PINHOLE"}, {}, "nerfstudio", "aabb_scale"),
-        ({}, {"colmap_im_id": 1}, "nerfstudio", "because of colmap_im_id"),
+        ({}, {"colmap_im_id": 1}, "nerfstudio", "has colmap_im_id"),
         ({}, {}, "what both share", "no key"),
     ],
 )

@@ -145,7 +145,7 @@ def status_of(command: Callable[[], int | None], failed: Callable[..., int] | No
             raise
         reason = " ".join(str(error).split())[:300]
         return failed(
-            f"memory ran out ({reason}); lower trainer.samples_per_step or model.log2_hashmap_size, raise "
+            f"memory ran out ({reason}); lower trainer.samples_per_step or model.log2_hashmap_size, or raise "
             "data.downscale"
         )
 

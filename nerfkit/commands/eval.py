@@ -40,7 +40,7 @@ def main(options: EvalOptions, processes: Processes = SINGLE_PROCESS) -> int:
     scene = find_scene(options.data, config, run_transform(folder.path))
     if (split := config.eval.split) not in scene.views:
         known = " or ".join(scene.views)
-        raise SceneError(f"{scene.name} has no {split} views with images; score others with --split {known}")
+        raise SceneError(f"{scene.name} has no {split!r} views with images; use --split {known}")
     views = scene.split(split)
     differences = scene_differences(run.scene, describe(scene), (config.eval.split,))
     other = scene.name if differences else ""
@@ -60,7 +60,7 @@ def where_compared(metrics: dict[str, Any], run: Path, split: str, other_scene: 
     saved = (
         f"truth, render and error of {n} views: {run / score_name(split, other_scene)}" if n else "no image is saved"
     )
-    return saved if n == n_views else f"{saved}; {command_line('eval')} with --comparison_images -1 saves all"
+    return saved if n == n_views else f"{saved}; for all of them: {command_line('eval', run)} --comparison_images -1"
 
 
 def find_scene(data: str, config: Config, transform: SceneTransform | None) -> Scene:

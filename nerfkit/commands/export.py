@@ -133,13 +133,13 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
     return {"step": run.state["step"], "seconds": run.state["seconds"], "scene": run.scene.name, **more}
 
 
-def where(run: Run, options: GeometryOptions) -> str:
+def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
     """Advice for a crop in which nothing is."""
     transform = target_transform(run, options)
     eyes = run.cameras("train").positions.double().cpu().numpy()
     eyes = eyes if transform is None else transform.to_input(eyes)
     return (
-        "change --crop, or delete the run's crop.json. The training cameras are within "
+        f"{'give a --crop' if cut is None else f'change {cut.where}'}. The training cameras are within "
         f"{corner_text(np.stack([eyes.min(axis=0), eyes.max(axis=0)]))}, in the coordinates of --frame {options.frame}"
     )
 
@@ -176,13 +176,13 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
         except EmptyError as error:
             other = "take --from depth, " if options.source == "density" else ""
-            raise EmptyError(f"{error}; {other}lower --level, or {where(run, options)}") from None
+            raise EmptyError(f"{error}; {other}lower --level, or {where(run, options, cut)}") from None
         if not len(shape.faces):
-            raise EmptyError(f"no surface lies in the crop; {where(run, options)}")
+            raise EmptyError(f"no surface lies in the crop; {where(run, options, cut)}")
         views.render()
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
         if not len(shape.faces):
-            raise UserError(f"no connected part has {options.min_part:g} of all faces; lower --min_part")
+            raise UserError(f"every part has less than {options.min_part:g} of all faces; lower --min_part")
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
         shape = mesh.simplified(shape, options.faces or len(shape.faces))
@@ -284,7 +284,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     output.finish(about(run, options, None, counts=counts, files=names, images=of_images, note=note))
     report([output.path / name for name in names], counts)
     if "colmap" in formats and folder is not None:
-        print(f"  images of the COLMAP model: {folder}")
+        print(f"  the COLMAP model goes with the images in {folder}")
 
 
 def export_depth(run: Run, options: DepthOptions) -> None:
@@ -358,7 +358,7 @@ def web_cost(run: Run, shown: Model) -> str:
 
 def report(files: list[Path], counts: dict[str, int]) -> None:
     """Print what was written, and what was left out of it."""
-    texts = {name: f"{number} {name.replace('_', ' ')}" for name, number in counts.items()}
+    texts = {name: f"{number or 'no'} {name.replace('_', ' ')}" for name, number in counts.items()}
     left_out = [texts.pop(name) for name in ("small_parts", "unseen_faces") if name in texts]
     print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))
     for file in files:

@@ -47,7 +47,7 @@ from nerfkit.training.trainer import Trainer
 PAGE, DRAWING = "inspect.txt", "inspect.png"
 SAMPLED_IMAGES = 8  # evenly spaced, whose pixels are looked at
 MAX_THREADS = 16
-READY, DOUBTED, REFUSED = "Ready to train.", "Training works, but look at this first:", "Mend this, or training stops:"
+READY, DOUBTED, REFUSED = "Ready to train.", "Training works. Look at this first:", "Mend this, or training stops:"
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
 FEW_IMAGES = 15  # for training, below which there is a remark
@@ -78,7 +78,7 @@ def main(options: InspectOptions) -> int:
         except (UserError, RuntimeError) as error:  # such as out of memory
             inspection = replace(inspection, errors=[f"a trial of some steps failed: {error}"])
     lines = [*inspection.verdict(), *command]
-    print("\n".join([*lines, "", inspection.page() if options.verbose else "-v prints all numbers"]))
+    print("\n".join([*lines, "", inspection.page() if options.verbose else "add -v for all numbers"]))
     if folder is not None:
         folder.claim()
         folder.write(PAGE, "\n".join([*lines, "", inspection.page(), ""]))
@@ -95,14 +95,17 @@ def without_poses(source: Path, data: DataConfig) -> int:
     limit = Config().resolved().trainer.max_seconds
     print(
         f"{printable(source)}: {what}, without camera poses.\n"
-        f"Training would find the poses first, in about {duration(seconds)} on this machine, keep them in "
-        f"{printable(root_of(source))}, and then train{f' for {duration(limit)} at most' if limit else ''}.\n"
+        f"nerfkit train finds the poses first, in about {duration(seconds)} on this machine, saves them in "
+        f"{printable(root_of(source))}, and then trains{f' for {duration(limit)} at most' if limit else ''}.\n"
     )
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
-    for command, what in (("inspect", "finds the poses, keeps them in DIR, and looks at them"), ("train", "uses them")):
-        print(f"  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}\n  {what}")
+    for command, what in (
+        ("inspect", "To find poses, save them in DIR and check them"),
+        ("train", "To train with them"),
+    ):
+        print(f"{what}:\n  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}")
     return 0
 
 
@@ -117,9 +120,10 @@ def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
         wanted = math.log2(sum(lens.width * lens.height for lens in lenses) / n_rays) / 2
         most = math.log2(min(min(lens.width, lens.height) for lens in lenses) / LEAST_SIDE)
         downscale = 2.0 ** max(0, min(round(wanted), math.floor(most)))
+    smaller = f", with images of 1/{downscale:g} of their size" * (downscale != 1)
     return [
+        f"To train, in about {duration(seconds)} on this machine ({device}{smaller}):",
         f"  {command_line('train', *as_options(replace(data, downscale=downscale)))}",
-        f"  takes about {duration(seconds)} on this machine ({device})",
     ]
 
 
@@ -213,7 +217,7 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         notes.append(assemble.CUT_OUT)
         refused += assemble.cut_out_diagnostics(there, judged.headers)
     if data.downscale != 1:
-        notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
+        notes.append(f"data.downscale {data.downscale:g}: sizes are those of the images that are trained")
     transform = replace(transform, notes=(*transform.notes, *as_warnings(diagnostics)))
     capture = replace(capture, notes=notes_of(*capture.notes, *judged.notes, *notes))
     remaining = iter(files)
@@ -308,7 +312,7 @@ class Inspection:
         """What to change before training: errors first, then warnings."""
         problems = [*self.refused, *texts(self.capture.notes, "warning")]
         if 0 < 2 * len(self.missing) <= len(self.found):
-            problems.append(f"{self._gone()}: they are left out; take them from the file, or bring them back")
+            problems.append(f"{self._gone()}: they are left out; bring them back, or delete their entries")
         problems += self.transform.warnings()
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:

@@ -21,7 +21,7 @@ from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
-from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
+from nerfkit.option_types import BOOLEANS, Switch, Text, Texts, Words, integer, number, unset
 from nerfkit.safe_io import ALIKE, did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
@@ -32,27 +32,29 @@ Measured = tuple[float, float, float, float, float, float, float]
 Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
-Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]")]
+Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]", help_behavior_hint="")]
+Corners = unset(Box, "X Y Z X Y Z", "the viewer's crop, if it saved one")
 
 
 @dataclass
 class TrainOptions(Config):
-    """Train a radiance field. A later --config overrides an earlier one, the command line overrides both."""
+    """Train a radiance field from a scene, photos or a video, into a run: a folder that all other commands take."""
 
-    scene: Scene = ""  # folder of the scene, or of photos, or a video; the same as --data.path
-    config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
-    resume: str = ""  # run folder to go on with
-    overwrite: Switch = False  # replace a run that the run folder holds already
-    verbose: Verbose = False  # print all that was found of the scene and decided, such as options left as auto
+    scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
+    # TOML files of options or presets (quick, best, demo, lego, ...); later ones and typed options override
+    config: Texts = ()
+    resume: Text = ""  # run folder whose training goes on
+    overwrite: Switch = False  # replace the run that is in --out already
+    verbose: Verbose = False  # print all that was found of the scene, and what auto options are
     viewer: TrainingViewerOptions = field(default_factory=TrainingViewerOptions)
 
 
 @dataclass
 class RunOps:
-    """Which implementation of each op runs: the one that is named; auto: the fused one where it is built."""
+    """Which implementation of each op to use. auto: the compiled one where it is built, else torch."""
 
-    backend: Literal["same", "auto", "torch", "cpp", "cuda"] = "same"  # of all ops; same: as the run was trained
-    overrides: Words = field(default_factory=dict)  # for single ops, e.g. lltm cpp mlp torch
+    backend: Literal["same", "auto", "torch", "cpp", "cuda"] = "same"  # implementation of all ops; same: as in training
+    overrides: Words = field(default_factory=dict)  # implementation of single ops, in pairs: lltm cpp mlp torch
 
 
 @dataclass
@@ -60,8 +62,8 @@ class RunOptions:
     """What all commands share that compute something with a run."""
 
     run: Run  # run folder
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: a GPU if there is one
+    module: Text = ""  # Python module that registers your own model, if the run has one
     ops: RunOps = field(default_factory=RunOps)
 
 
@@ -69,16 +71,19 @@ class RunOptions:
 class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
-    cameras: str = "auto"  # orbit, spiral, interpolate, a split (test), FILE.json; auto: orbit or interpolate
-    # equirectangular: level panoramas of 360 degrees; fisheye: circles of 180 degrees
+    # orbit, spiral, interpolate, train, test or FILE.json; auto: orbit if views stand all around, else interpolate
+    cameras: str = "auto"
+    # equirectangular: panoramas of 360 degrees, the horizon level; fisheye: circles of 180 degrees
     lens: Literal["pinhole", "equirectangular", "fisheye"] = "pinhole"
-    frames: ranged(int | None, 1, 100_000) = None  # number; if unset: 60 of orbit and spiral, 4 per view of interpolate
-    size: ranged(tuple[int, int] | None, 1, 2**16) = None  # width and height; if unset, those of training
+    # number of frames
+    frames: unset(int, "INT", "60 for orbit and spiral, 4 per view for interpolate", 1, 100_000) = None
+    size: unset(tuple[int, int], "WIDTH HEIGHT", "as in training", 1, 2**16) = None  # size of a frame in pixels
     fps: integer(1, 1000) = 20  # frames per second of the video
-    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal; others than rgb also as .npz, depth in scene units
-    out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<cameras> if unset
-    crop: Literal["run", "none"] = "run"  # run: only the part that the viewer kept in RUN/crop.json; none: all
-    resume: bool = False  # keep frames of these cameras and this size that are there already
+    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal; all but rgb also as .npz, in units of the scene
+    # folder of frames and videos: new, empty or of an earlier rendering (default: RUN/render/CAMERAS)
+    out: Text = ""
+    crop: Literal["run", "none"] = "run"  # run: the crop that the viewer saved in RUN/crop.json; none: everything
+    resume: bool = False  # skip frames of the same cameras and size that are there already
     overwrite: bool = False  # replace an earlier rendering of other cameras, size or crop
 
 
@@ -86,7 +91,7 @@ class RenderOptions(RunOptions):
 class ViewOptions(RunOptions):
     """Look at a run in a browser, until Ctrl-C."""
 
-    data: str = ""  # folder of the scene, if it has moved; renderings are compared with its images
+    data: Text = ""  # scene folder, if it has moved; renderings are compared with its images
     viewer: ViewerOptions = field(default_factory=ViewerOptions)
 
 
@@ -94,36 +99,37 @@ class ViewOptions(RunOptions):
 class EvalOptions(RunOptions):
     """Score a run on held-out views."""
 
-    split: str = ""  # views to evaluate on; the run's own choice if unset
-    data: str = ""  # folder of the scene, if it has moved, or of another scene
-    comparison_images: ranged(int | None, -1, 10**6) = None  # views saved as images; -1: all; as the run if left out
-    lpips: str | None = None  # file of torchvision's VGG-16 weights, which LPIPS needs; as the run if unset
+    split: Text = ""  # views to score, e.g. test or train (default: as in training)
+    data: Text = ""  # scene folder, if it has moved, or that of another scene to score on
+    # number of views saved as truth, render and error; -1: all
+    comparison_images: unset(int, "INT", "as in training", -1, 10**6) = None
+    lpips: unset(str, "STR", "as in training") = None  # file of torchvision's VGG-16 weights, which LPIPS needs
 
 
 @dataclass
 class InspectOptions:
-    """Check a folder: what it holds, what to mend, how to train it and how long; exit status 0 if ready, else 1."""
+    """Check a folder: what is in it, what to mend, how to train it, how long that takes; exit status 1 if not ready."""
 
-    scene: Scene = ""  # folder of the scene, or of photos, or a video; the same as --data.path
-    verbose: Verbose = False  # print all numbers
-    out: str = ""  # folder for a report and a drawing of the cameras: new, empty or of an earlier inspection
+    scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
+    verbose: Verbose = False  # print all that was found of cameras, lenses, points and units
+    out: Text = ""  # folder for a report and a drawing of the cameras: new, empty or of an earlier inspection
     data: DataConfig = field(default_factory=DataConfig)
 
 
 @dataclass
 class ExportOptions(RunOptions):
-    """Write a run's mesh, points, cameras, depth or splats for other programs, or a page that shows it."""
+    """Export a run as mesh, points, cameras, depth or splats for other programs, or as a web page."""
 
-    out: str = ""  # file or folder to write; in RUN/export if unset
+    out: Text = ""  # file or folder to write (default: inside RUN/export)
     overwrite: bool = False  # replace an earlier export
-    frame: Literal["files", "model"] = "files"  # coordinates of the scene's files, in their units, or of the model
+    frame: Literal["files", "model"] = "files"  # coordinates; files: as in the scene's files; model: as in training
 
 
 @dataclass
 class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
-    crop: Box | None = None  # lowest, then highest corner, in the coordinates of --frame; RUN/crop.json if unset
+    crop: Corners = None  # box of what is exported, in the coordinates of --frame: lowest, then highest corner
     scale: ranged(float | None, 1e-9, 1e9) = None  # metres of a unit of the scene's files; RUN/scale.json if unset
     measure: Measured | None = None  # instead: x y z of a point, of another, as in the files, and the metres between
 
@@ -132,64 +138,64 @@ class GeometryOptions(ExportOptions):
 class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
-    source: Source = "density"  # density: where it reaches --level; depth: fused from depths of training views
+    source: Source = "density"  # density: where opacity reaches --level; depth: depth of the training views, fused
     resolution: integer(2, 8192) = 256  # cells along the longest side
-    level: number(0.001, 0.999) = LEVEL  # opacity of a cell on the surface, with --from density
-    min_part: number(0, 0.5) = 0.001  # connected parts with a smaller share of the faces are left out
-    holes: number(0, 1000) = 4.0  # holes are closed that are no wider than so many cells
-    faces: integer(0, 10**9) = 0  # about so many at most, fewer where the surface is flat; 0: all that there are
-    texture: integer(0, 16384) = 0  # texels a side of an image of the surface, from the training images; 0: none
-    formats: str = ""  # of ply,glb, or with --texture of glb,obj; as --out ends, or else the first, if unset
+    level: number(0.001, 0.999) = LEVEL  # opacity of a cell that is on the surface, for --from density
+    min_part: number(0, 0.5) = 0.001  # share of all faces below which a loose part is left out
+    holes: number(0, 1000) = 4.0  # widest hole that is closed [cells]
+    faces: integer(0, 10**9) = 0  # number of faces, about, at most; 0: no limit
+    texture: integer(0, 16384) = 0  # side of a texture from the training images [pixels]; 0: colors of vertices
+    formats: str = ""  # ply, glb or both (ply,glb); with --texture glb, obj or both; an --out that ends in one decides
 
 
 @dataclass
 class PointsOptions(GeometryOptions):
     """Export points with colors and normals, as PLY."""
 
-    count: integer(1, 10**9) = 1_000_000  # points at most
+    count: integer(1, 10**9) = 1_000_000  # maximum number of points
 
 
 @dataclass
 class SplatsOptions(GeometryOptions):
-    """Export points as flat Gaussians, as PLY: a start for programs that optimise those."""
+    """Export points as flat Gaussians, as PLY: a start for programs that optimise splats."""
 
-    count: integer(1, 10**9) = 300_000  # splats at most
-    sh_degree: integer(0, 3) = 3  # degree of the spherical harmonics that the file has room for
+    count: integer(1, 10**9) = 300_000  # maximum number of splats
+    sh_degree: integer(0, 3) = 3  # degree of the spherical harmonics for which the file has room
 
 
 @dataclass
 class WebOptions(GeometryOptions):
-    """Export the field itself as one HTML file, which any browser shows without a network."""
+    """Export the model as one HTML file, which any browser shows without a network."""
 
-    size: number(0.1, 1000) = 10.0  # of the file [MB]; a model that does not fit teaches a smaller one
-    seconds: number(1, 1e6) = 60.0  # that the smaller one is trained for
+    size: number(0.1, 1000) = 10.0  # largest file [MB]; if the model does not fit, a smaller one is trained from it
+    seconds: number(1, 1e6) = 60.0  # training time of the smaller model [s]
 
 
 @dataclass
 class CamerasOptions(ExportOptions):
     """Export cameras, for nerfstudio and COLMAP."""
 
-    split: str = "all"  # views: train, test, ...; or all
-    formats: str = "auto"  # transforms,colmap,path; auto: all that can hold every camera
+    split: str = "all"  # views to export: train, test, ... or all
+    formats: str = "auto"  # transforms,colmap,path (a camera path to render); auto: all that can hold these cameras
 
 
 @dataclass
 class DepthOptions(ExportOptions):
     """Export colors, depths and normals of views, float32."""
 
-    split: str = "train"  # views: train, test, ...
-    formats: str = "exr"  # of exr,npz
-    depth: Literal["mean", "median"] = "mean"  # which depth is Z in an EXR file; an NPZ file has both
+    split: str = "train"  # views to export: train, test, ...
+    formats: str = "exr"  # exr, npz or both (exr,npz)
+    depth: Literal["mean", "median"] = "mean"  # depth that is Z in an EXR file; an NPZ file has both
 
 
 @dataclass
 class DemoOptions:
-    """Train the small scene of the package, score it and render a turntable: about a minute on two cores."""
+    """Train the small scene that comes with nerfkit, score it and render a turntable: about a minute on two cores."""
 
-    out: str = ""  # run folder; runs/demo if unset, or runs/demo_2, ... where that is taken
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    steps: ranged(int | None, 1, 10**6) = None  # training steps; if left out, as many as fit into half a minute
-    frames: integer(2, 1000) = 48  # of the turntable
+    out: Text = ""  # run folder (default: runs/demo, or if that exists runs/demo_2, ...)
+    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: a GPU if there is one
+    steps: unset(int, "INT", "as many as fit into half a minute", 1, 10**6) = None  # number of training steps
+    frames: integer(2, 1000) = 48  # number of frames of the turntable
 
 
 @dataclass
@@ -206,7 +212,7 @@ class ReportOptions(SummaryOptions):
 
 @dataclass
 class DoctorOptions:
-    """Print what this installation can do, with a verdict; exit status 0 if training works, else 1."""
+    """Check this installation: what works and what is missing; exit status 1 if training does not work."""
 
 
 OPTIONS: dict[str, type] = {  # of each command; those of an export are of its kind
@@ -314,15 +320,17 @@ def export_options(arguments: list[str]) -> ExportOptions:
     if kind is not None:
         rest = list(arguments)
         rest.remove(kind)
-        return parsed(KINDS[kind], f"export RUN {kind}", rest)
+        return parsed(KINDS[kind], f"export {kind}", rest)
     asked = arguments[:1] in (["-h"], ["--help"])
     if arguments and not asked:
-        named = [did_you_mean(word, KINDS) for word in arguments[:2] if not os.path.exists(word)]
-        meant = next(filter(None, named), "")
-        got = f"{', '.join(KINDS)}; got {arguments[:2]!r:.80}{meant}"
-        raise UserError(f"give what to export after the run folder: {got}")
+        words = [word for word in arguments[:2] if not word.startswith("-")]
+        unknown = [word for word in words if not os.path.exists(word)]
+        meant = next(filter(None, (did_you_mean(word, KINDS) for word in unknown)), "")
+        is_kind = unknown and (meant or words[1:])
+        said = f"cannot export {unknown[-1]!r:.80}" if is_kind else "what to export is not said"
+        raise UserError(f"{said}; after the run folder comes {' or '.join(KINDS)}{meant}")
     kinds = "|".join(KINDS)
-    print(f"usage: nerfkit export RUN {kinds} [options]   (nerfkit export RUN mesh --help shows a kind's options)")
+    print(f"usage: nerfkit export RUN {kinds} [OPTIONS]   (options of each, e.g.: nerfkit export mesh --help)")
     sys.exit(0 if asked else 2)
 
 

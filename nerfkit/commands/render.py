@@ -122,7 +122,8 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         cameras = paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
     else:
         known = ["auto", "orbit", "spiral", "interpolate", *with_cameras]
-        raise UserError(f"--cameras {path!r} is none of {', '.join(known)}, or a FILE.json{did_you_mean(path, known)}")
+        use = f"use {', '.join(known)} or a FILE.json"
+        raise UserError(f"--cameras: {path!r} is unknown; {use}{did_you_mean(path, known)}")
     if options.lens != "pinhole":
         return paths.seen_around(cameras, options.lens, options.size, up)
     return cameras if options.size is None else paths.with_size(cameras, *options.size)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nerfkit import ops
@@ -20,6 +21,7 @@ from nerfkit.config.recipe import UNLIMITED, value_text
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.diagnostics import image_diagnostics
+from nerfkit.data.scene_transform.transform import corner_text
 from nerfkit.device import check_memory, pick_device, seed_everything
 from nerfkit.errors import RunError, SceneError
 from nerfkit.metrics import Lpips
@@ -92,10 +94,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
             go_on(trainer, folder, scene)
         rows = summary(scene, trainer, folder.path)
         print(in_lines(rows if options.verbose else [row for row in rows if row[0] in SHORT]))
-        if trainer.progress >= 1:
-            time = f"--trainer.max_seconds, now {settings.max_seconds:g}, of which {trainer.seconds:.1f} are used"
-            more = time if trainer.scheduled < settings.steps else f"--trainer.steps, now {settings.steps}"
-            print(f"nothing is left to train; to go on, raise {more}")
+        is_done = trainer.progress >= 1
         if not options.resume and (number := begin(trainer, folder, scene, signals)):
             return 128 + number
         if processes.is_first:
@@ -126,7 +125,12 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         progress.finish()
     limit = settings.max_seconds
     over = f": ended by trainer.max_seconds {limit:g}" if limit and trainer.seconds >= limit else ""
-    print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s{' in all' if options.resume else ''}{over}")
+    in_all = f"{trainer.step} steps in {trainer.seconds:.1f} s{' in all' if options.resume else ''}{over}"
+    if is_done:
+        more = "--trainer.max_seconds" if trainer.scheduled < settings.steps else "--trainer.steps"
+        print(f"nothing was left to train, the run has {in_all}; to continue it, raise {more}")
+    else:
+        print(f"trained {in_all}")
     if moved := trainer.adjustments.stats():
         turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
         print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
@@ -240,7 +244,7 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
         return None
     state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
     views = scene.split(split)
-    print(f"scoring {len(views.files)} {split} views; the training is saved, and Ctrl-C skips the scoring", flush=True)
+    print(f"the training is saved; scoring {len(views.files)} {split} views (Ctrl-C skips this)", flush=True)
     trainer.model.eval()
     try:
         if trainer.processes.is_first:
@@ -266,16 +270,15 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     limit = f", at most {settings.max_seconds:g} s" if settings.max_seconds else ""
     to_last = " on" if settings.steps == UNLIMITED else f" to {trainer.last_step}"
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
-    low, high = ([float(f"{x:.4g}") for x in corner] for corner in (data.box[:3], data.box[3:]))
-    beyond = f", contracted beyond, up to {sampling.far:.4g}" if sampling.kind == "contracted" else ""
+    beyond = f", and contracted outside of it, to a distance of {sampling.far:.4g}" * (sampling.kind == "contracted")
     learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.pose_optimization)
     frame_notes = scene.transform.notes if scene.transform is not None else ()
     rows = [
         *(("scene", sentence) for sentence in scene.about),
         ("format", scene.format),
         *(("warning:" if note.kind == "warning" else "note", note.text) for note in (*scene.notes, *frame_notes)),
-        ("images", f"{trainer.views.source.description}, {data.background} background"),
-        ("space", f"{low} to {high}, step {sampling.step_size:g}{beyond}"),
+        ("images", f"{trainer.views.source.description}; background: {data.background}"),
+        ("space", f"the box {corner_text(np.reshape(data.box, (2, 3)))}{beyond}; step {sampling.step_size:g}"),
         ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
         *[("views", f"each training view has learned {' and '.join(learned)}")] * bool(learned),
         (
@@ -286,14 +289,14 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     ]
     if processes.size > 1:
         rows.append(("parallel", f"{processes.description}; a step counts as {processes.size} of trainer.steps"))
-    rows.append(("options", f"size {config.size}; {len(config.decisions)} were auto"))
+    rows.append(("options", f"{len(config.decisions)} were left at auto, and are:"))
     decisions = config.decisions.items()
-    rows += [("option", f"{name} {value_text(made.value)} ({made.by}: {made.why})") for name, made in decisions]
+    rows += [("option", f"{name} {value_text(made.value)} ({made.why})") for name, made in decisions]
     rows += [("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()]
     rows.append(("device", f"{trainer.device}{how_it_runs(trainer)}"))
     if config.eval.after_training and config.eval.split not in scene.views:
         rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
-    return [*rows, ("run", f"{folder}; {SETUP} there holds all that was decided, and -v prints it")]
+    return [*rows, ("run", f"{folder} (all that was decided is in {folder / SETUP})")]
 
 
 def in_lines(rows: list[tuple[str, str]]) -> str:

@@ -18,7 +18,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from nerfkit.config.recipe import UNLIMITED, rule, value_text
 from nerfkit.config.resolve import Decision, decide
 from nerfkit.limits import COORDINATE_LIMIT, MAX_LEVELS, MAX_RESOLUTION, of_all_ops
-from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Words, integer, number
+from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Text, Words, integer, number
 
 Backend = Literal["auto", "torch", "cpp", "cuda"]
 Box = tuple[float, float, float, float, float, float]
@@ -48,8 +48,8 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
     )
 
     def hint(default: Any) -> str:
-        decided = f"auto: {rule(option)}" if default in (None, AUTO) else default
-        return f"(default: {decided}{'' if limits is None else f'; {limits}'})"
+        decided = f"auto, which is {rule(option)}" if default in (None, AUTO) else default
+        return f"(default: {decided}{'' if limits is None else f'; range {limits}'})"
 
     extras = (Auto(option), spec, tyro.conf.arg(help_behavior_hint=hint))
     return Annotated[(kind | None, *((limits,) if limits else ()), *extras)]
@@ -57,33 +57,37 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
 
 @dataclass
 class DataConfig:
-    """The scene and how its images are read."""
+    """The scene and how its images are read. An object is cut out of its images or boxed in; all else is a place."""
 
-    path: str = ""  # folder of the scene, or of plain photos, or a video
-    sfm_dir: str = ""  # folder to write poses into that are found for photos or a video; beside these if unset
-    format: str = "auto"  # scene format; auto recognises it from the files
-    downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
-    masks: Literal["ignore", "alpha"] = "ignore"  # ignore: masked pixels do not count; alpha: they are transparent
-    depth_unit: number(0, 1e9) = 0.0  # length of 1 in depth images; 0: the file's, or 0.001 of whole numbers, else 1
-    background: auto("data.background", Literal["white", "black", "random"]) = None  # behind transparent pixels
-    # lowest and highest corner, in the coordinates of the files
+    path: Text = ""  # folder of a scene or of plain photos, or a video
+    sfm_dir: Text = ""  # folder for camera poses that are found for photos or a video (default: beside these)
+    # scene format: auto (told by the files), nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
+    format: str = "auto"
+    downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images; areas are averaged
+    masks: Literal["ignore", "alpha"] = "ignore"  # use of masked pixels; ignore: none; alpha: they are transparent
+    # length of 1 in depth images; 0: as the scene's files say, else 0.001 for integers and 1 for floats
+    depth_unit: number(0, 1e9) = 0.0
+    # color behind transparent pixels; random: another one for each ray
+    background: auto("data.background", Literal["white", "black", "random"]) = None
+    # box around what is to be reconstructed, in coordinates of the scene's files: lowest, then highest corner
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
-    appearance: Literal["none", "affine"] = "none"  # affine: each training image has its own color transform
-    pose_optimization: Flag = False  # learn where each training image was taken
+    appearance: Literal["none", "affine"] = "none"  # affine: exposure and white balance learned for each training image
+    pose_optimization: Flag = False  # refinement of the camera poses while training
 
 
 @dataclass
 class ModelConfig:
     """The radiance field."""
 
-    kind: str = "field"  # registered model that is trained
-    module: str = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel; imported if given
-    options: Options = field(default_factory=dict)  # of a model of your own, e.g. width 32 soft true
-    levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # grid levels
+    kind: str = "field"  # name of the model; one of your own may decide differently what auto is
+    module: Text = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel
+    options: Options = field(default_factory=dict)  # options of a model of your own, e.g. width 32 soft true
+    levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # number of grid levels
     features_per_level: auto("model.features_per_level", int, 1, 128) = None  # features per level and vertex
     log2_hashmap_size: auto("model.log2_hashmap_size", int, 1, 30) = None  # log2 of the maximum table size per level
-    base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells per side, coarsest level
-    max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None  # cells per side, finest level
+    base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells per side of the coarsest level
+    # cells per side of the finest level
+    max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None
     mlp_width: auto("model.mlp_width", int, 1, 4096) = None  # width of the decoder's hidden layers
     encoder: Flag = True  # depthwise convolution along the ray, added to color
     aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, added to color
@@ -93,51 +97,58 @@ class ModelConfig:
 class SamplingConfig:
     """Where samples are put along a ray."""
 
-    kind: auto("sampling.kind", Literal["box", "contracted"]) = None  # contracted: space beyond data.box counts as well
-    step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None  # of samples; contracted: least [scene units]
-    cone_angle: auto("sampling.cone_angle", float, 0, 1) = None  # contracted: interval length per distance
-    near: auto("sampling.near", float, 0, 1e10) = None  # no samples nearer than this [scene units]
-    far: auto("sampling.far", float, 0, 1e30) = None  # no samples farther than this [scene units]
-    occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None  # occupancy cells per side
-    alpha_threshold: auto("sampling.alpha_threshold", float, 0, 1) = None  # least opacity that is rendered
+    # space that counts; box: what is inside data.box; contracted: the surroundings, too
+    kind: auto("sampling.kind", Literal["box", "contracted"]) = None
+    # distance between samples; if contracted, the smallest [model units]
+    step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None
+    # if contracted, distance between samples over their distance from the camera
+    cone_angle: auto("sampling.cone_angle", float, 0, 1) = None
+    near: auto("sampling.near", float, 0, 1e10) = None  # distance from the camera where samples begin [model units]
+    far: auto("sampling.far", float, 0, 1e30) = None  # distance from the camera where samples end [model units]
+    # cells per side of the grid that tells where space is occupied
+    occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None
+    alpha_threshold: auto("sampling.alpha_threshold", float, 0, 1) = None  # opacity below which a sample is skipped
 
 
 @dataclass
 class TrainerConfig:
     """Optimisation."""
 
-    steps: auto("trainer.steps", int, 1, UNLIMITED) = None  # optimisation steps
-    max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training and schedule end after this [s]; 0: never
-    samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None  # rays, if a model has no samples
-    optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient
-    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # after the warm-up
-    final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # at the last step
+    steps: auto("trainer.steps", int, 1, UNLIMITED) = None  # number of optimisation steps
+    max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # time limit of the training [s]; 0: none
+    # samples of all rays of a step; number of rays, if a model has no samples
+    samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None
+    # optimiser; lazy_adam: Adam that leaves out parameters without a gradient
+    optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None
+    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # learning rate after the warm-up
+    final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # learning rate at the end
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
-    depth: auto("trainer.depth", float, 0, 100) = None  # weight of the loss on depth images, or else on sparse points
-    loss: str = ""  # package.module:function that replaces the squared error; see docs/python.md
-    deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
+    # weight of the depth loss, on depth images, or on sparse points if there are none
+    depth: auto("trainer.depth", float, 0, 100) = None
+    loss: Text = ""  # color loss of your own instead of the squared error, package.module:function; see docs/python.md
+    deterministic: Flag = False  # exactly the same result from the same seed; slower on a GPU
     save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end
-    preview_every: integer(-1, 10**9) = -1  # steps between images in previews/; 0: none; -1: about 30
-    tensorboard: Flag = False  # curves and images also for TensorBoard; needs nerfkit[tensorboard]
+    preview_every: integer(-1, 10**9) = -1  # steps between images in previews/; 0: none; -1: about 30 images in all
+    tensorboard: Flag = False  # curves and images for TensorBoard, too; needs nerfkit[tensorboard]
 
 
 @dataclass
 class EvalConfig:
     """Evaluation on held-out views."""
 
-    split: auto("eval.split", str) = None  # views to evaluate on
-    after_training: Flag = True  # evaluate when training is done
-    every: integer(0, 10**9) = 0  # steps between scores of some views, for the log and loss.png; 0: none
-    comparison_images: integer(-1, 10**6) = 8  # evenly spread views, saved as truth, render and error; -1: all
-    lpips: str = ""  # file of torchvision's VGG-16 weights, which LPIPS needs; without it LPIPS is null
+    split: auto("eval.split", str) = None  # views to score, e.g. test or train
+    after_training: Flag = True  # scoring at the end of the training
+    every: integer(0, 10**9) = 0  # steps between scores of some test views, for the log and loss.png; 0: none
+    comparison_images: integer(-1, 10**6) = 8  # number of views saved as truth, render and error; -1: all
+    lpips: Text = ""  # file of torchvision's VGG-16 weights, which LPIPS needs (default: LPIPS is not measured)
 
 
 @dataclass
 class OpsConfig:
-    """Which implementation of each op runs: the one that is named; auto: the fused one where it is built."""
+    """Which implementation of each op to use. auto: the compiled one where it is built, else torch."""
 
-    backend: Backend = "auto"  # of all ops
-    overrides: Words = field(default_factory=dict)  # for single ops, e.g. lltm cpp mlp torch
+    backend: Backend = "auto"  # implementation of all ops
+    overrides: Words = field(default_factory=dict)  # implementation of single ops, in pairs: lltm cpp mlp torch
 
     def choices(self) -> dict[str, str]:
         """The backend of each op that is chosen by name."""
@@ -149,10 +160,10 @@ class OpsConfig:
 class Config:
     """All options of a run."""
 
-    out: str = ""  # run folder; runs/<scene> if unset
-    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto takes a GPU if there is one
-    seed: integer(0, 2**32 - 1) = 0  # of every random choice
-    size: auto("size", Literal["small", "large"]) = None  # of model, steps and samples
+    out: Text = ""  # run folder (default: runs/SCENE)
+    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: a GPU if there is one
+    seed: integer(0, 2**32 - 1) = 0  # seed of all random numbers
+    size: auto("size", Literal["small", "large"]) = None  # preset for the sizes of model, steps and samples
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

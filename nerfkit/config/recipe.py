@@ -52,7 +52,7 @@ class Facts:
 class Condition(NamedTuple):
     """When a case decides."""
 
-    text: str  # in the help: "6 with size small"
+    text: str  # in the help: "6 if size is small"
     by: str  # what decides then: scene, device, size, time or model
     holds: Callable[[Facts], bool]
 
@@ -65,33 +65,36 @@ class Found(NamedTuple):
 
 
 OTHERWISE = Condition("", "model", lambda facts: True)
-ON_A_CPU = Condition("on a CPU", "device", lambda facts: not facts.on_gpu)
-ON_A_GPU = Condition("on a GPU", "device", lambda facts: facts.on_gpu)
-SMALL = Condition("with size small", "size", lambda facts: facts.config.size == "small")
-AN_OBJECT = Condition("for an object", "scene", lambda facts: not facts.is_place)
-A_PLACE = Condition("for a place", "scene", lambda facts: facts.is_place)
-UNBOUNDED = Condition("in contracted space", "scene", lambda facts: facts.config.sampling.kind == "contracted")
+ON_A_CPU = Condition("the device is a CPU", "device", lambda facts: not facts.on_gpu)
+ON_A_GPU = Condition("the device is a GPU", "device", lambda facts: facts.on_gpu)
+SMALL = Condition("size is small", "size", lambda facts: facts.config.size == "small")
+AN_OBJECT = Condition("the scene is an object", "scene", lambda facts: not facts.is_place)
+A_PLACE = Condition("the scene is a place", "scene", lambda facts: facts.is_place)
+CONTRACTED = "sampling.kind is contracted"
+UNBOUNDED = Condition(CONTRACTED, "scene", lambda facts: facts.config.sampling.kind == "contracted")
 # Cameras around a scene, or within, see all sides of a surface, whose samples then have to be as close along a ray as
 # across; before one that all of them face, rays are worth more than samples.
 ALL_SIDES = Condition(
-    "in contracted space seen from all sides", "scene",
+    f"{CONTRACTED} and cameras do not all face one way", "scene",
     lambda facts: UNBOUNDED.holds(facts) and not (facts.transform is not None and facts.transform.kind == "forward"),
 )  # fmt: skip
-UNBOUNDED_PLACE = Condition("in contracted space", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
-ITS_PIXELS = Condition("for an object", "scene", lambda facts: facts.cells is not None)
-FRAMED = Condition("if it is known", "scene", lambda facts: facts.transform is not None)
+UNBOUNDED_PLACE = Condition(CONTRACTED, "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
+ITS_PIXELS = Condition("the scene is an object", "scene", lambda facts: facts.cells is not None)
+FRAMED = Condition("it has one", "scene", lambda facts: facts.transform is not None)
 # An object's far end, in unbounded space, is not that of its box.
 ENDS_THERE = Condition(
-    "if it is known", "scene",
+    "it has one", "scene",
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
-TIMED = Condition("if trainer.max_seconds is set", "time", lambda facts: bool(facts.config.trainer.max_seconds))
+TIMED = Condition("trainer.max_seconds is set", "time", lambda facts: bool(facts.config.trainer.max_seconds))
 IN_MINUTES = Condition(
-    "on a GPU without trainer.deterministic", "device",
+    "the device is a GPU and trainer.deterministic is false", "device",
     lambda facts: facts.on_gpu and facts.config.trainer.max_seconds is None and not facts.config.trainer.deterministic,
 )  # fmt: skip
-UNCOUNTED = Condition("if steps are unlimited", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
-WITH_DEPTH = Condition("with depth images", "scene", lambda facts: facts.scene is not None and facts.scene.has_depth)
+UNCOUNTED = Condition("trainer.steps has no limit", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
+WITH_DEPTH = Condition(
+    "the scene has depth images", "scene", lambda facts: facts.scene is not None and facts.scene.has_depth
+)
 FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training
 NO_LIMIT = Found("no limit", lambda facts: UNLIMITED)
@@ -104,18 +107,19 @@ BASE: Recipe = {
     "sampling.kind": (("box", OTHERWISE),),  # a model of one's own may know boxes alone
     "data.background": (("white", AN_OBJECT), ("random", A_PLACE)),
     "data.box": (
-        (Found("a cube of one radius", lambda facts: CUBE), UNBOUNDED_PLACE),
-        (Found("the scene's box", lambda facts: tuple(facts.transform.box.flatten().tolist())), FRAMED),
+        (Found("the cube from -1 to 1 in model units", lambda facts: CUBE), UNBOUNDED_PLACE),
+        (Found("the box of the scene", lambda facts: tuple(facts.transform.box.flatten().tolist())), FRAMED),
         (DEFAULT_BOX, OTHERWISE),
     ),
-    "sampling.near": ((Found("the scene's", lambda facts: facts.transform.near), FRAMED), (0.0, OTHERWISE)),
+    "sampling.near": ((Found("that of the scene", lambda facts: facts.transform.near), FRAMED), (0.0, OTHERWISE)),
     "sampling.far": (
-        (Found("the scene's", lambda facts: min(facts.transform.far, FARTHEST)), ENDS_THERE),
-        (Found(f"{FAR_RADII:g} radii", lambda facts: FAR_RADII * facts.radius), UNBOUNDED),
+        (Found("that of the scene", lambda facts: min(facts.transform.far, FARTHEST)), ENDS_THERE),
+        (Found(f"{FAR_RADII:g} half sides of data.box", lambda facts: FAR_RADII * facts.radius), UNBOUNDED),
         (FARTHEST, OTHERWISE),
     ),
     "sampling.step_size": (
-        (0.03, SMALL), (Found("0.0025 radii", lambda facts: 0.0025 * facts.radius), ALL_SIDES), (0.005, OTHERWISE),
+        (0.03, SMALL), (Found("0.0025 half sides of data.box", lambda facts: 0.0025 * facts.radius), ALL_SIDES),
+        (0.005, OTHERWISE),
     ),
     "sampling.cone_angle": ((1 / 64, SMALL), (1 / 256, ALL_SIDES), (1 / 128, OTHERWISE)),
     "sampling.occupancy_resolution": ((96, SMALL), (256, UNBOUNDED), (128, OTHERWISE)),
@@ -145,7 +149,7 @@ FIELD: Recipe = BASE | {
     "sampling.kind": (("box", AN_OBJECT), ("contracted", A_PLACE)),
     "model.max_resolution": (
         (512, SMALL), (4096, UNBOUNDED),
-        (Found(f"{CELLS_A_PIXEL:g} cells a pixel", lambda facts: facts.cells), ITS_PIXELS), (2048, OTHERWISE),
+        (Found(f"{CELLS_A_PIXEL:g} cells per image pixel", lambda facts: facts.cells), ITS_PIXELS), (2048, OTHERWISE),
     ),
     "model.features_per_level": ((4, SMALL), (4, UNBOUNDED), (2, OTHERWISE)),
     "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
@@ -158,20 +162,13 @@ FIELD: Recipe = BASE | {
 
 
 def rule(option: str) -> str:
-    """How an option is decided that is left as auto, for the help.
+    """How an option of the model "field" is decided that is left as auto, for the help.
 
-    >>> rule("trainer.learning_rate")
-    '0.02 (kinds other than field: 0.01)'
     >>> rule("model.levels")
-    '6 with size small, else 16'
+    '6 if size is small, else 16'
     """
-    of_field, of_others = (_rule(recipe[option]) for recipe in (FIELD, BASE))
-    return of_field if of_field == of_others else f"{of_field} (kinds other than field: {of_others})"
-
-
-def _rule(cases: tuple[tuple[Any, Condition], ...]) -> str:
-    texts = [(value_text(value), condition) for value, condition in cases]
-    joined = ", ".join(f"else {x}" if condition is OTHERWISE else f"{x} {condition.text}" for x, condition in texts)
+    texts = [(value_text(value), condition) for value, condition in FIELD[option]]
+    joined = ", ".join(f"else {x}" if condition is OTHERWISE else f"{x} if {condition.text}" for x, condition in texts)
     return joined.removeprefix("else ")
 
 

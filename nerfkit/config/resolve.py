@@ -51,12 +51,13 @@ def decide(asked: Any, new: Any, scene: Any, device: Any, model_class: Any) -> d
         value, condition = next(((x, condition) for x, condition in cases if condition.holds(facts)), (None, None))
         if condition is None:
             raise ConfigError(f"the recipe of the model {new.model.kind} says nothing of {option} here")
-        why = condition.text
+        why = f"because {condition.text}" if condition.text else "default"
         if isinstance(value, Found):
-            value, why = value.of(facts), f"{value.text} {why}".strip()
+            value, why = value.of(facts), f"{value.text}, {why}"
         setattr(target, name, value)
-        decisions[option] = Decision(value, condition.by, why or f"default of the model {new.model.kind}")
+        decisions[option] = Decision(value, condition.by, why)
     _check_split(asked, new, scene)
+    new.decisions = decisions
     check(new)
     return decisions
 
@@ -122,10 +123,7 @@ def _check_split(asked: Any, new: Any, scene: Any) -> None:
     if scene is None or split in (None, AUTO) or split in scene.views or hasattr(asked, "decisions"):
         return
     if new.eval.after_training or new.eval.every:
-        raise ConfigError(
-            f"eval.split: the scene has no {split} views, only {', '.join(scene.views)}; choose one of these with "
-            "--eval.split"
-        )
+        raise ConfigError(f"eval.split: the scene has no {split!r} views; use --eval.split {' or '.join(scene.views)}")
 
 
 def check(config: Any) -> None:
@@ -188,17 +186,18 @@ def _check_model(model: Any) -> None:
         )
     if None not in (model.levels, model.log2_hashmap_size) and model.levels * 2**model.log2_hashmap_size > MAX_ROWS:
         raise ConfigError(
-            f"model.log2_hashmap_size ({model.log2_hashmap_size}) is too large for {model.levels} levels: together "
-            f"they may have 2^{MAX_ROWS.bit_length() - 1} rows; lower it, or model.levels"
+            f"model.log2_hashmap_size {model.log2_hashmap_size} is too large for {model.levels} levels: their tables "
+            f"may have 2^{MAX_ROWS.bit_length() - 1} rows together; lower it, or model.levels"
         )
 
 
 def _check_sampling(config: Any) -> None:
     near, far, step = config.sampling.near, config.sampling.far, config.sampling.step_size
     if None not in (near, far) and near >= far:
+        found = [name for name in ("near", "far") if f"sampling.{name}" in getattr(config, "decisions", {})]
         raise ConfigError(
-            f"sampling.near ({near:g}) must be below sampling.far ({far:g}), in the model's units; lower near, or "
-            "raise far (one that you have not given is the scene's)"
+            f"sampling.near ({near:g}) must be below sampling.far ({far:g}), in model units; lower near, or raise far"
+            + "".join(f"; {name} was left at auto" for name in found)
         )
     if None in (near, far, step, config.sampling.kind, config.sampling.cone_angle, config.data.box):
         return  # the scene decides yet

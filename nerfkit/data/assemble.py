@@ -33,7 +33,7 @@ CUT_OUT = "data.masks is alpha: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
 TAKEN = {  # by the kind of the frame
     "object": "taken around an object",
-    "inward": "taken around something in its surroundings",
+    "inward": "taken around something, surroundings included",
     "forward": "all facing the same way",
     "walk-through": "taken all over a place",
 }
@@ -103,7 +103,7 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
     if downscale != 1:
         sides = [side / downscale if downscale > 0 else 0.0 for side in (width, height)]
         if not 0.5 < min(sides) <= max(sides) <= MAX_TRAINED_SIDE:
-            raise SceneError(f"data.downscale {downscale:g} does not fit images of {width}x{height}")
+            raise SceneError(f"data.downscale {downscale:g} does not fit images of {width}x{height}; take another")
         lens = lens.resized(*map(round, sides))
     return lens
 
@@ -113,13 +113,13 @@ def split_names(capture: Capture, images: list[PosedImage]) -> tuple[dict[str, l
     by_name = {image.name: image for image in images}
     if capture.splits:
         splits = {split: [by_name[n] for n in names if n in by_name] for split, names in capture.splits.items()}
-        return {split: chosen for split, chosen in splits.items() if chosen}, "as the files say"
+        return {split: chosen for split, chosen in splits.items() if chosen}, "as the scene's files say"
     ordered = [by_name[name] for name in sorted(by_name)]
     if len(ordered) < 2 * TEST_EVERY:
-        return {"train": ordered}, "all are training views, for there are few"
+        return {"train": ordered}, "all images are training views, as there are few"
     test = ordered[::TEST_EVERY]
     train = [image for index, image in enumerate(ordered) if index % TEST_EVERY]
-    return {"train": train, "test": test}, f"every {TEST_EVERY}th of the sorted names is a test view"
+    return {"train": train, "test": test}, f"every {TEST_EVERY}th image, sorted by name, is a test view"
 
 
 def assemble(
@@ -165,7 +165,7 @@ def assemble(
     counts = {split: len(chosen) for split, chosen in splits.items()}
     return Scene(
         capture.name, capture.format, views, tuple(transform.up.tolist()), transform,
-        notes_of(*capture.notes, *judged.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
+        notes_of(*capture.notes, *judged.notes, *notes, f"splits: {rule}"), capture.format_again, capture.points,
         paths={split: cameras_of(path, [image.lens for image in path]) for split, path in capture.paths.items()},
         about=sentences(capture, [*lenses.values()], counts, transform.kind),
     )  # fmt: skip
@@ -183,7 +183,7 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
         f"{printable(capture.name)}: {len(lenses)} {what} of "
         f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
         f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
-        f"{f'{n_missing} more are listed, but have no file of use' if n_missing else 'No image is missing'}; "
+        f"{f'{n_missing} more are listed, but not there or broken' if n_missing else 'No image is missing'}; "
         f"{train} to train on, {test} held out for scoring.",
     )
 
@@ -201,7 +201,7 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
     if len(there) < len(missing) and 2 * sum(image.name in trained for image in there) < len(trained):
         what = f"put them where the files name them, or correct the files{beside(missing[0].file)}"
-        raise SceneError(f"data.path: {note}; {what}")
+        raise SceneError(f"{note}; {what}")
     return there, [note]
 
 

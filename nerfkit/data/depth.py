@@ -134,7 +134,7 @@ def depth_notes(capture: Capture, training: Sequence[str], unit: float) -> tuple
     chosen = sorted({k for pair in pairs for k in pair} or {0})
     views = {k: _View(measured[k], unit) for k in chosen}
     covered = np.mean([view.covered for view in views.values()])
-    about = f"{len(measured)} of {len(images)} training images have depth, of {covered:.0%} of their pixels"
+    about = f"{len(measured)} of {len(images)} training images have depth, in {covered:.0%} of their pixels"
     if not covered:
         return as_warnings([f"{about}: nothing but holes; are the files the right ones?"])
     if not pairs:

@@ -99,7 +99,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
             notes.append(f"alpha is left out: the {len(found)} images with it are opaque")
         elif highest.max() <= 255 - OPAQUE:
             raise SceneError(
-                f"data.path: the {len(found)} images that were looked at are transparent, their alpha is at most "
+                f"the {len(found)} images that were looked at are transparent, their alpha is at most "
                 f"{highest.max()} of 255; "
                 f"{'correct their masks' if alpha_masks else 'save them without alpha, as RGB'}"
             )

@@ -90,7 +90,7 @@ def load_capture(
     folder, formats = look_at(path, format)
     if formats:
         return resolve_files(readers.read(folder, formats, seeks_points=not of_run), folder)
-    out = _path(sfm_dir, "data.sfm_dir") if sfm_dir else None
+    out = _path(sfm_dir) if sfm_dir else None
     if of_run and not os.path.exists(sparse := root_of(folder, out) / "sparse"):
         raise SceneError(
             f"{printable(folder)} has no camera poses: those of the run were found into {printable(sparse)}, which is "
@@ -107,18 +107,20 @@ def load_capture(
 def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
     """The folder or video of a scene, and the formats to read it as: none for photos without poses."""
     if not path:
-        raise SceneError("no scene given: nerfkit train SCENE, or data.path, takes the folder of a scene")
-    folder = _path(path, "data.path")
+        raise SceneError("no scene is given; type its folder after the command: nerfkit train FOLDER")
+    folder = _path(path)
     if not os.path.isdir(folder) and not (os.path.isfile(folder) and folder.suffix.lower() in VIDEOS):
-        what = f"is not a folder, nor a video; is the folder {printable(folder.parent)} meant?"
-        raise SceneError(f"data.path: {printable(folder)} {what if os.path.lexists(folder) else missing_hint(folder)}")
+        if not os.path.lexists(folder):
+            raise SceneError(f"the folder '{printable(folder)}' {missing_hint(folder)}")
+        meant = f"did you mean the folder '{printable(folder.parent)}'?"
+        raise SceneError(f"'{printable(folder)}' is neither a folder nor a video; {meant}")
     if format not in ("auto", *readers.READERS):
-        raise SceneError(f"data.format: unknown format {format!r}; known: auto, {', '.join(readers.READERS)}")
+        raise SceneError(f"data.format: {format!r} is unknown; use auto, {', '.join(readers.READERS)}")
     found = readers.formats_of(folder)
     if format != "auto" and format not in found and found:
         raise SceneError(
-            f"data.format: {format} needs {readers.READERS[format].needs}, but {printable(folder)} looks like "
-            f"{' or '.join(found)}: leave out --data.format, or choose {' or '.join(found)}"
+            f"data.format: {format} needs {readers.READERS[format].needs}, but '{printable(folder)}' looks like "
+            f"{' or '.join(found)}; leave out --data.format, or choose {' or '.join(found)}"
         )
     if formats := found if format == "auto" else [format]:
         return folder, formats
@@ -141,15 +143,15 @@ def poses_beside(folder: Path) -> str:
 
 def format_elsewhere(path: str, format: str) -> str:
     """The data.format of a run for a folder of its scene that is elsewhere now, maybe in another format."""
-    known = format in readers.READERS and readers.READERS[format].recognises(_path(path, "--data"))
+    known = format in readers.READERS and readers.READERS[format].recognises(_path(path))
     return format if known else "auto"
 
 
-def _path(text: str, option: str) -> Path:
+def _path(text: str) -> Path:
     try:
         return Path(native_name(text)).expanduser()
     except (RuntimeError, ValueError) as error:  # an unknown user; an invalid file name
-        raise SceneError(f"{option}: {printable(text)} cannot be a folder: {error}") from None
+        raise SceneError(f"'{printable(text)}' cannot be a folder ({error}); check the path") from None
 
 
 def _check_photos(folder: Path, beside: str) -> None:
@@ -160,23 +162,22 @@ def _check_photos(folder: Path, beside: str) -> None:
     place = image_folder(folder)
     inner = sorted(entry for entry in place.glob("*") if is_folder(entry) and not entry.name.startswith("."))
     if runs := [at for at in (place, *inner) if (at / MARKER).exists() and (at / "config.toml").exists()]:
-        raise SceneError(
-            f"data.path: {printable(runs[0])} is a run of nerfkit; give the folder of photos or of a scene"
-        )
+        raise SceneError(f"'{printable(runs[0])}' is a run of nerfkit; give the folder of a scene or of photos")
     scenes = [entry for entry in inner if readers.formats_of(entry)]
     files = (file for at in [place, *([] if scenes else inner)] for file in at.glob("*"))
     if not any(file.suffix.lower() in (*SUFFIXES, *OTHERS) for file in files):
         within = scenes or [(place / name).parent for name in list_images(place)[:1]]
-        known = f"data.path: {beside}; there is " if beside else "data.path: "
+        known = f"{beside}; " * bool(beside)
         if within:
-            there = f"{'no scene' if scenes else 'no image'} in {printable(folder)} itself"
-            raise SceneError(f"{known}{there}; is {' or '.join(map(printable, within[:3]))} meant?")
+            there = f"there is {'no scene' if scenes else 'no image'} in '{printable(folder)}' itself"
+            raise SceneError(f"{known}{there}; did you mean {' or '.join(map(printable, within[:3]))}?")
         if not any(place.iterdir()):
-            raise SceneError(f"data.path: the folder {printable(place)} is empty")
+            give = "put photos or a scene there, or give another folder"
+            raise SceneError(f"the folder '{printable(place)}' is empty; {give}")
         formats = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
-        there = f"no photos (JPEG, PNG, WebP) and no known scene format in {printable(place)}"
+        there = f"there are no photos (JPEG, PNG, WebP) and no scene of a known format in '{printable(place)}'"
         raise SceneError(f"{known}{there}. Of the formats, {formats}")
     folder = folder.resolve()
     if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
         scene = printable(folder.parent)
-        raise SceneError(f"data.path: {printable(folder)} holds the images of the scene {scene}; give that folder")
+        raise SceneError(f"'{printable(folder)}' holds the images of the scene '{scene}'; give that folder")

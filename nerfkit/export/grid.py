@@ -49,9 +49,9 @@ def domain(model: Model, config: Config, crop: Crop | None, transform: SceneTran
         if crop.frame == "files" and transform is not None:
             corners = transform.to_input(corners)
         raise UserError(
-            f"the crop from {corner_text(np.array([crop.low, crop.high]))} (frame: {crop.frame}) lies outside of what "
-            f"the run has, from {corner_text(np.stack([corners.min(axis=0), corners.max(axis=0)]))}; change --crop, or "
-            "delete the run's crop.json"
+            f"{crop.where}: the box {corner_text(np.array([crop.low, crop.high]))} lies outside of what was trained, "
+            f"{corner_text(np.stack([corners.min(axis=0), corners.max(axis=0)]))} in the same coordinates; change it, "
+            "or take it away"
         )
     return cut
 

@@ -44,7 +44,9 @@ def import_own(module: str, option: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (ImportError, SyntaxError, ValueError, TypeError) as error:
-        raise ConfigError(f"{option}: cannot import {module!r}: {error}") from None
+        is_missing = isinstance(error, ModuleNotFoundError) and module.startswith(error.name or "?")
+        where = "; start nerfkit from its folder, or add that to PYTHONPATH" * is_missing
+        raise ConfigError(f"{option}: cannot import {module!r}: {error}{where}") from None
     finally:
         if is_new:
             sys.path.remove(here)
@@ -61,9 +63,8 @@ def model_class(config: Config) -> type[Model]:
     if kind not in MODELS:
         module = config.model.module or "mypackage.mymodel"
         raise ConfigError(
-            f"model.kind: no model {kind!r} is known, only {', '.join(MODELS)}; "
-            f"the module of a custom model is imported by --model.module {module} (train) or "
-            f"--module {module} (render, eval), if you trust it{did_you_mean(kind, MODELS)}"
+            f"there is no model {kind!r}, only {', '.join(MODELS)}{did_you_mean(kind, MODELS)}; to import one of your "
+            f"own, whose code you trust, add --model.module {module} in training, --module {module} for a run"
         )
     return MODELS[kind]
 

@@ -76,19 +76,19 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     wanted = FUSED_ON.get(kind) if choice == "auto" else choice
     if wanted is None:
         return Resolved("torch", f"no fused backend for {kind} tensors")
-    why_not, advice = None, "use ops.backend=auto"
+    why_not, advice = None, "use --ops.backend auto"
     if wanted == "cpp" and op in GPU_ONLY:
         why_not, advice = (
             "is none of its backends: on a CPU its definition runs, a chain of ops",
             f"leave out --ops.overrides {op} cpp",
         )
     elif (op, wanted) not in _implementations:
-        why_not = f"is not built ({native.missing_hint(wanted)})"
-        advice = f"built here: {', '.join(available(op))}. {native.how_to_build(wanted)} Or {advice}."
+        why_not = f"is not built here, only {', '.join(available(op))} ({native.missing_hint(wanted)})"
+        advice = f"{advice}, or build it. {native.how_to_build(wanted)}"
     elif DEVICE_OF[wanted] != kind:
         why_not, advice = f"needs {DEVICE_OF[wanted]} tensors, got {kind} tensors", f"move the tensors, or {advice}"
     elif wanted == "cuda" and (other_gpu := native.why_not_on(int(index) if index else None)):
-        why_not, advice = f"is {other_gpu}", f"{native.how_to_build('cuda')} Or use ops.backend=torch."
+        why_not, advice = f"is {other_gpu}", f"use --ops.backend torch, or build it. {native.how_to_build('cuda')}"
     elif unfit:
         why_not, advice = f"{UNFIT}: {unfit}", f"{advice}, or --ops.overrides {op} torch"
     if why_not is None:

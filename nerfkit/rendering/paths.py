@@ -217,7 +217,7 @@ def read_path(
     Their images have `size` where the file states none, and `own_size` in any case where the file states angles alone.
     Raises SceneError naming file, place and key.
     """
-    content = safe_io.read_json(file, SceneError, "path file")
+    content = safe_io.read_json(file, SceneError, "the camera path")
     if path := _of_keyframes(content, printable(file), size, own_size, transform):
         return path.cameras()
     if isinstance(content, dict) and PATH_KEY in content:
@@ -337,7 +337,7 @@ class CameraPath:
 
 def read_camera_path(file: Path, transform: SceneTransform | None, size: tuple[int, int]) -> CameraPath:
     """The path of a file; of one without keyframes, each of its frames is one. Raises SceneError."""
-    content = safe_io.read_json(file, SceneError, "path file")
+    content = safe_io.read_json(file, SceneError, "the camera path")
     if path := _of_keyframes(content, printable(file), size, None, transform):
         return path
     cameras = read_path(file, size, transform=transform)

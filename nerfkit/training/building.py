@@ -70,9 +70,9 @@ def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
         raise SceneError("camera_to_world holds matrices that are not rigid: scaled, skewed or not finite")
     seen = model.hits(cameras.rays(view, column, row))
     if seen.double().mean() < NEXT_TO_NONE or not seen.any():
-        low, high = cameras.positions.amin(0).tolist(), cameras.positions.amax(0).tolist()
+        low, high = ([round(x, 3) for x in corner.tolist()] for corner in cameras.positions.aminmax(dim=0))
         raise SceneError(
-            f"next to no ray of the training views meets the box {list(box)} between sampling.near and far; the "
-            f"cameras stand between {[round(x, 3) for x in low]} and {[round(x, 3) for x in high]}. "
-            "Set data.box around what they look at (and check that poses are camera-to-world, OpenGL axes)"
+            f"almost no ray of the training views meets data.box, from {box[:3]} to {box[3:]}, between sampling.near "
+            f"and sampling.far; the cameras stand from {low} to {high}. Set data.box around what they look at; if it "
+            "is right, check the poses: they have to be camera-to-world, with OpenGL axes"
         )

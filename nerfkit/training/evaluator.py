@@ -270,8 +270,8 @@ def check_scorable(views: Views) -> None:
     smallest = min(views.cameras.sizes(), key=min)
     if min(smallest) < MIN_SIDE:
         raise SceneError(
-            f"images of {smallest[0]}x{smallest[1]} are too small to be scored, SSIM takes {MIN_SIDE} "
-            "pixels a side and more; lower data.downscale, or leave scoring out (--eval.after_training false)"
+            f"images of {smallest[0]}x{smallest[1]} pixels are too small to be scored: SSIM needs {MIN_SIDE}x{MIN_SIDE}"
+            "; lower data.downscale if it is above 1, or leave scoring out with --eval.after_training false"
         )
 
 

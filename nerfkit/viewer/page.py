@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from nerfkit.errors import UserError
-from nerfkit.option_types import Switch, integer
+from nerfkit.option_types import Switch, Texts, integer
 from nerfkit.safe_io import printable
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ MOST_TOLD = 20  # refusals that are printed: whoever asks could make up names wi
 class ViewerOptions:
     """A viewer in the browser."""
 
-    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets everyone on the network in
-    port: integer(0, 65535) = 8080  # port to listen on; 0 picks a free one
-    names: tuple[str, ...] = ()  # further names under which a browser may find it, such as that of a proxy or tunnel
+    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: reachable from the whole network
+    port: integer(0, 65535) = 8080  # port to listen on; 0: any free one
+    names: Texts = ()  # more host names under which the viewer answers, e.g. that of a proxy or tunnel
 
 
 @dataclass
 class TrainingViewerOptions(ViewerOptions):
-    """A viewer in the browser, beside a training."""
+    """The training, watched in a browser."""
 
-    on: Annotated[Switch, tyro.conf.arg(name="viewer", prefix_name=False)] = False  # show the training in a browser
+    on: Annotated[Switch, tyro.conf.arg(name="viewer", prefix_name=False)] = False  # watch the training in a browser
 
 
 def own_names(host: str, more: Iterable[str] = ()) -> frozenset[str]:

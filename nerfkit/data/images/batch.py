@@ -232,7 +232,7 @@ class ResidentPixels:
 
     def __init__(self, pool: ImagePool):
         self.pool, self.device = pool, pool.pixels.device
-        self.description = f"all {len(pool)} on {self.device}, {pool.bytes() / 2**20:.0f} MB"
+        self.description = f"all {len(pool)} in the memory of {self.device} ({pool.bytes() / 2**20:.0f} MB)"
         self.size = pool.sizes[0] if len(set(pool.sizes)) == 1 else None  # of every image; None if they differ
         self.widths = torch.tensor([width for width, _ in pool.sizes], device=self.device)  # [V]
 

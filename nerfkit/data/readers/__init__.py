@@ -39,7 +39,7 @@ READERS = {
         "transforms_train.json", _has(transforms_json.SPLIT_FILES), transforms_json.read_synthetic
     ),
     "transforms": Reader("transforms.json", _has([transforms_json.MAIN]), transforms_json.read),
-    "colmap": Reader("sparse/0 (cameras, images, points3D) and images", colmap.recognises, colmap.read),
+    "colmap": Reader("folders sparse/0 (with cameras, images, points3D) and images", colmap.recognises, colmap.read),
     "llff": Reader("poses_bounds.npy and images", _has([small.LLFF]), small.read_llff),
     "polycam": Reader("keyframes/cameras and keyframes/images", _has(small.CORRECTED), small.read_polycam),
     "record3d": Reader("metadata.json and rgb", _has(["metadata.json"], ["rgb"]), small.read_record3d),

@@ -77,21 +77,22 @@ class FrameInputs:
 
     def describe(self) -> list[str]:
         """What there is, in lines of text."""
-        rig, focus = self.rig, "no focus point, for the axes are parallel"
+        rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
             focus = (
-                f"focus point (nearest to the optical axes) {vector_text(rig.focus)}, {rig.distance:.4g} away, "
-                f"missed by {rig.miss:.2f} of that"
+                f"{vector_text(rig.focus)}, at a mean distance of {rig.distance:.4g}; the cameras' axes pass within "
+                f"{rig.miss:.0%} of that"
             )
         lines = [
-            f"cameras: {len(rig.poses)}, baseline (largest distance from their mean position) {rig.baseline:.4g}, "
-            f"{rig.along:.0%} of it along the mean viewing direction, {focus}"
+            f"cameras: {len(rig.poses)}, at most {rig.baseline:.4g} (the baseline) from their mean position, "
+            f"{rig.along:.0%} of that along the mean viewing direction",
+            f"focus of the cameras: {focus}",
         ]
         if self.points is not None:
             depths = "none of them in front of a training image"
             if len(self.depths):
                 low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME))
-                depths = f"depths in training images 0.1 % {low:.4g}, 50 % {middle:.4g}, 99.9 % {high:.4g}"
+                depths = f"depths in training images {low:.4g} to {high:.4g} (99.8 % of them), median {middle:.4g}"
             lines.append(f"points: {len(self.points.positions)}, {depths}")
         if len(self.bounds):
             lines.append(f"bounds of training images: {self.bounds[:, 0].min():.4g} to {self.bounds[:, 1].max():.4g}")
@@ -130,9 +131,9 @@ def find_scene_transform(
     lines: list[str | Note] = [
         *inputs.describe(),
         f"kind {kind}: {why}",
-        f"up {vector_text(up.value)} in the input: {up.why}",
-        f"center {vector_text(center.value)} in the input: {center.why}",
-        f"radius{of_unit} {radius.value:.4g} input units: {radius.why}",
+        f"up {vector_text(up.value)} in the files' coordinates: {up.why}",
+        f"center {vector_text(center.value)} in the files' coordinates: {center.why}",
+        f"radius{of_unit} {radius.value:.4g} in the files' unit: {radius.why}",
     ]
     if up.is_guess:
         lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
@@ -169,7 +170,7 @@ def _center(inputs: FrameInputs, kind: str) -> Found:
     rig = inputs.rig
     is_seen = rig.focus is not None and rig.in_front >= INWARD_SHARE and not inputs.looks_around
     if is_seen and rig.baselines_away < CENTER_BASELINES:
-        return Found(rig.focus, "focus point")
+        return Found(rig.focus, "the focus of the cameras")
     if kind != "forward" or rig.alignment < 1e-6:
         return Found(rig.mean_position, "mean position of the cameras")
     ahead = rig.directions.mean(0) / rig.alignment
@@ -177,7 +178,7 @@ def _center(inputs: FrameInputs, kind: str) -> Found:
         depth, what = inputs.middle
         return Found(rig.mean_position + depth * ahead, f"on the mean axis at {depth:.4g}, {what}")
     if is_seen and rig.baseline > 0:
-        return Found(rig.focus, "focus point")
+        return Found(rig.focus, "the focus of the cameras")
     depth = GUESSED_BASELINES * rig.baseline or 1.0  # one input unit where the cameras are all at one point
     return Found(rig.mean_position + depth * ahead, f"a guess, {depth:.4g} ahead on the mean axis", is_guess=True)
 
@@ -227,12 +228,12 @@ def _with_extent(
     why = f"{near:g} of the radius, as there are neither points nor bounds"
     near *= reach
     if len(inputs.bounds):
-        near, why = inputs.bounds[:, 0].min() * BOUNDS_FACTORS[0] * transform.scale, "0.9 x the nearest bound"
+        near, why = inputs.bounds[:, 0].min() * BOUNDS_FACTORS[0] * transform.scale, "0.9 of the nearest bound"
     elif len(inputs.depths):
         near = NEAR_FACTOR * np.quantile(inputs.depths, EXTREME) * transform.scale
-        why = "0.5 x the 0.1 % quantile of depths"
+        why = "half of the smallest depth (0.1 % quantile)"
     near = float(near)
-    lines.append(f"near {near:.4g} model units: {why}")
+    lines.append(f"near {near:.4g} model units ({near / transform.scale:.4g} in the files' unit): {why}")
     box, box_why = _object_box(transform, inputs, reach) if transform.kind == "object" else _unbounded_box(cloud)
     far, far_why = _far(transform, inputs, box)
     if far <= near:
@@ -242,14 +243,15 @@ def _with_extent(
         )
         lines.append(Note("warning", text))
         far, far_why = 2 * near, "twice near, which lies beyond all else"
-    lines.append(f"far {far:.4g} model units: {far_why}")
+    lines.append(f"far {far:.4g} model units ({far / transform.scale:.4g} in the files' unit): {far_why}")
     if transform.kind == "forward":
         box, box_why = _forward_box(transform, inputs, near, far)
-    lines.append(f"box {corner_text(box)} in the model's frame: {box_why}")
+    used = "" if transform.kind == "object" else ", for sampling.kind box"
+    lines.append(f"box {corner_text(box)} in model units{used}: {box_why}")
     check_extent(transform.scale, near, far, box, "transform", SceneError)
     if cloud is not None:
         share = float(((cloud >= box[0]) & (cloud <= box[1])).all(1).mean())
-        lines.append(f"inside of the box: {share:.1%} of {len(cloud)} points")
+        lines.append(f"inside of that box: {share:.1%} of {len(cloud)} points")
         if share < INSIDE:
             lines.append(Note("warning", f"{1 - share:.0%} of the points lie outside of the box; is it the scene's?"))
     return replace(transform, near=near, far=far, box=box, notes=notes_of(*lines))
@@ -257,15 +259,15 @@ def _with_extent(
 
 def _far(transform: SceneTransform, inputs: FrameInputs, box: np.ndarray) -> tuple[float, str]:
     if len(inputs.bounds):
-        return float(inputs.bounds[:, 1].max()) * BOUNDS_FACTORS[1] * transform.scale, "1.2 x the farthest bound"
+        return float(inputs.bounds[:, 1].max()) * BOUNDS_FACTORS[1] * transform.scale, "1.2 times the farthest bound"
     if transform.kind == "object":
         eyes = transform.to_model(inputs.rig.positions)
         reach = np.maximum(np.abs(eyes - box[0]), np.abs(eyes - box[1]))  # [V, 3] to the farthest corner
         return float(np.linalg.norm(reach, axis=1).max()), "largest distance of a camera from a corner of the box"
     if transform.kind == "forward" and len(inputs.depths):
         depth = float(np.quantile(inputs.depths, 1 - EXTREME))
-        return BOUNDS_FACTORS[1] * depth * transform.scale, "1.2 x the 99.9 % quantile of depths"
-    return FAR_RADIUS, f"{FAR_RADIUS:g} radii, as nothing limits the scene"
+        return BOUNDS_FACTORS[1] * depth * transform.scale, "1.2 times the largest depth (99.9 % quantile)"
+    return FAR_RADIUS, "nothing tells how far the scene reaches"
 
 
 def _object_box(transform: SceneTransform, inputs: FrameInputs, radius: float) -> tuple[np.ndarray, str]:
@@ -295,7 +297,7 @@ def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
     if reach > most:
         return _cube(most), f"{most:g} radii; 99 % of the points would need {reach:.4g}, too coarse for one box"
     half = min(max(1.1 * reach, lowest), most)
-    return _cube(half), f"a cube, 1.1 x the {reach:.3g} that holds 99 % of the points, at least {lowest:g}"
+    return _cube(half), f"a cube, 1.1 times the one of 99 % of the points, at least {lowest:g} to each side"
 
 
 def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, far: float) -> tuple[np.ndarray, str]:

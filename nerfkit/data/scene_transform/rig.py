@@ -120,7 +120,7 @@ def find_up(rig: Rig) -> Found:
     if variety > VARIED:
         hints = mean, back.mean(0), up[0], back[0]  # cameras that look along the vertical mostly look down
         degrees = np.degrees(np.arcsin(min(tilt, 1.0)))
-        why = f"at right angles to the cameras' right axes, off by {degrees:.1f} degrees"
+        why = f"the cameras are held level, to within {degrees:.1f} degrees"
         return Found(_signed(vectors[:, 0], hints, UNDECIDED), why)
     common = vectors[:, 2]
     flat = mean - common * (mean @ common)

@@ -144,8 +144,8 @@ def _is_made(folder: Path, source: dict[str, int]) -> bool:
         if read_json(folder / RECORD, SceneError) == source:
             return True
     raise SceneError(
-        f"{printable(folder)} is there, and was not made of the photos or the video as they are now: give "
-        f"{printable(folder.parent)} as data.path to read it; or, to have poses found anew, move it away or {ELSEWHERE}"
+        f"{printable(folder)} is there, and was not made of the photos or the video as they are now; to use it, give "
+        f"{printable(folder.parent)} as the scene; to have poses found anew, move it away or {ELSEWHERE}"
     )
 
 

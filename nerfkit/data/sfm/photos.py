@@ -82,8 +82,8 @@ def find_photos(folder: Path, report: Report) -> list[Photo]:
         found = [photo for photo in found if photo.says != PART]
         report(f"note: {len(parts)} parts of panoramas, as their files say, are left out ({first_of(parts, 3)})")
     if len(found) < 3:
-        too_few = f"{printable(folder)} holds {len(found)} photos, but camera poses need at least 3"
-        raise SceneError(f"data.path: {too_few}" + (f"; it has {unread}" if others else ""))
+        too_few = f"'{printable(folder)}' holds {len(found)} photos, but camera poses need at least 3; add photos"
+        raise SceneError(f"{too_few}{f'; there are {unread}' if others else ''}")
     return with_panoramas(folder, found, report)
 
 

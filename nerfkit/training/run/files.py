@@ -52,10 +52,10 @@ class _Head(msgspec.Struct):
 def check_is_run(folder: Path) -> None:
     """Raise RunError for a folder that holds no run, or one of another format than `RUN_FORMAT`."""
     if not exists(folder):
-        raise RunError(f"{printable(folder)} {missing_hint(folder)}")
+        raise RunError(f"the run folder '{printable(folder)}' {missing_hint(folder)}")
     for name in (CONFIG, SCENE):
         if not exists(folder / name):
-            raise RunError(f"{printable(folder)} is not a run folder: {name} is missing")
+            raise RunError(f"'{printable(folder)}' is no run: it has no {name}; give a folder that nerfkit train wrote")
     found = read_scene_as(_Head, folder).format
     if found != RUN_FORMAT:
         raise RunError(
@@ -141,7 +141,7 @@ def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
 
 def in_one_line(metrics: dict[str, Any]) -> str:
     """The scores of `evaluate` for people."""
-    lpips = "not measured (needs eval.lpips)" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
+    lpips = "not measured (no file of its weights is given)" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
     others = "".join(f", {metrics[name]:.2f} dB {text}" for name, text in OTHER_SCORES.items() if name in metrics)
     share = metrics.get("share_of_pixels", 1)
     of = "" if share > MOST_PIXELS else f" of the {share:.0%} of pixels that count"

@@ -54,7 +54,7 @@ class RunScene:
         """Cameras of a split or path; raises RunError if there is none, SceneError naming `file` if they are broken."""
         known = self.splits | self.paths
         if split not in known:
-            raise RunError(f"the run in {file.parent} knows no split {split!r}; it has {', '.join(self.splits)}")
+            raise RunError(f"the run in {file.parent} has no {split!r} views; use {' or '.join(self.splits)}")
         return parse_cameras(known[split], file)
 
     def names(self, split: str) -> list[str]:
@@ -108,8 +108,8 @@ class RunFolder(OwnFolder):
         if run_files.has_checkpoint(self.path) and not self.overwrite:
             self.unlock()
             raise RunError(
-                f"{self.path} holds a run already; go on with {shell_join('--resume', self.path)}, "
-                "choose another folder with --out, or replace it with --overwrite"
+                f"'{self.path}' holds a run already; continue it with {shell_join('--resume', self.path)}, "
+                "replace it with --overwrite, or choose another folder with --out"
             )
 
     @classmethod
@@ -149,11 +149,11 @@ class RunFolder(OwnFolder):
                 f"again, if you trust it: --trainer.loss {own[0]} (in Python loss_fn)"
             )
         if changed:
-            options = "; ".join(f"{name} is {old} in the run, but {new} was requested" for name, old, new in changed)
-            names = ", ".join(name for name, _, _ in changed)
+            options = ", ".join(f"{name} {old}, which cannot become {new}" for name, old, new in changed)
+            names = " and ".join(name for name, _, _ in changed)
             raise RunError(
-                f"cannot resume {self.path}: {options}. Leave out what sets {names} "
-                "to go on, or train a new run with another --out instead of --resume"
+                f"cannot resume '{self.path}': the run has {options}; leave out {names}, or train a new run, with "
+                "another --out instead of --resume"
             )
         differences = scene_differences(read_scene(self.path), scene) if scene else []
         if differences:
