@@ -71,7 +71,8 @@ class DataConfig:
     background: auto("data.background", Literal["white", "black", "random"]) = None
     # box around what is to be reconstructed, in coordinates of the scene's files: lowest, then highest corner
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
-    appearance: Literal["none", "affine"] = "none"  # affine: exposure and white balance learned for each training image
+    # affine: exposure and white balance learned for each training image
+    appearance: auto("data.appearance", Literal["none", "affine"]) = None
     pose_optimization: Flag = False  # refinement of the camera poses while training
 
 
