@@ -14,7 +14,7 @@ SIDE = 32  # parts of an image, both ways
 VISITS = 3.0  # rays of a part, about, after which its error is forgotten
 USUAL, RATE = 0.8, 0.5  # share of the rays whose parts have less than the usual error, and how fast it follows
 TIMES = 3.0  # the usual error, at which a ray counts half
-FROM = 0.02  # share of the schedule, before which all count: nothing is known yet
+FROM = 0.05  # share of the schedule, before which all count: nothing is known yet
 
 
 class Outliers(nn.Module):
