@@ -46,6 +46,15 @@ def test_what_one_image_alone_shows_counts_less(device):
     assert (outliers(rendering, batch._replace(progress=torch.zeros((), device=device))) == 1).all()
 
 
+def test_rays_tell_where_in_their_images_they_are(small_config):
+    views = make_trainer(small_config).views
+    batch = views.draw(50)
+    for view, place, pixel in zip(batch.view.tolist(), batch.place, batch.pixels, strict=True):
+        image = views.source.pool.image(view)
+        row, column = (place * torch.tensor(image.shape[:2])).round().long().tolist()
+        assert torch.equal(image[row, column], pixel)
+
+
 def test_a_step_that_is_not_finite_is_forgotten():
     outliers = Outliers(V)
     rendering, batch = drawn(2000)
