@@ -151,73 +151,70 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
       }
     }
 
-    do {
-      // ---- context: a sample of each ray that has one to send; what is left of rays that have ended, at once ----
-      const bool sends = keeps ? kept - sent > s.lag : ray >= 0 && !open && sent < kept;
-      const unsigned sending = __ballot_sync(FULL_MASK, sends);
-      if (sending) {
-        const int at = count + __popc(sending & lower), place = (head + at) % QUEUE;
-        __half* row = queue + place * s.queue_stride();
-        if (sends) {
-          own |= 1ull << at;
-          owners[place] = lane;
-          waiting[place] = weights[sent % (s.lag + 1) * 32];
-          const auto* from = reinterpret_cast<const uint4*>(geometry + sent % (s.lag + 1) * geometry_rows);
-          reinterpret_cast<uint4*>(row)[0] = from[0], reinterpret_cast<uint4*>(row)[1] = from[1];
-          if (s.context) convolve(features, feature_rows, s, taps, sent, kept, row + GEOMETRY);
-          ++sent;
-        }
-        __syncwarp();
-        if (LLTM) {
-          const unsigned encoded = shared_address(row + GEOMETRY);
-          const int offset = place * s.queue_stride() + GEOMETRY + s.channels;  // of the state
+    // ---- context: a sample of each ray that has one to send ----
+    const bool sends = keeps ? kept - sent > s.lag : ray >= 0 && !open && sent < kept;
+    const unsigned sending = __ballot_sync(FULL_MASK, sends);
+    if (sending) {
+      const int at = count + __popc(sending & lower), place = (head + at) % QUEUE;
+      __half* row = queue + place * s.queue_stride();
+      if (sends) {
+        own |= 1ull << at;
+        owners[place] = lane;
+        waiting[place] = weights[sent % (s.lag + 1) * 32];
+        const auto* from = reinterpret_cast<const uint4*>(geometry + sent % (s.lag + 1) * geometry_rows);
+        reinterpret_cast<uint4*>(row)[0] = from[0], reinterpret_cast<uint4*>(row)[1] = from[1];
+        if (s.context) convolve(features, feature_rows, s, taps, sent, kept, row + GEOMETRY);
+        ++sent;
+      }
+      __syncwarp();
+      if (LLTM) {
+        const unsigned encoded = shared_address(row + GEOMETRY);
+        const int offset = place * s.queue_stride() + GEOMETRY + s.channels;  // of the state
 #pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            const unsigned address = __shfl_sync(FULL_MASK, encoded, 16 * m + lane % 16);
-            states.step(m, sending, shared, s, block, address);
+        for (int m = 0; m < 2; ++m) {
+          const unsigned address = __shfl_sync(FULL_MASK, encoded, 16 * m + lane % 16);
+          states.step(m, sending, shared, s, block, address);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const int of = 16 * m + g + i % 2 * 8;
-              __half* to = queue + __shfl_sync(FULL_MASK, offset, of) + i / 2 * 8 + 2 * t;
-              if (sending >> of & 1) *reinterpret_cast<unsigned*>(to) = states.h[m].value[0][i];
-            }
+          for (int i = 0; i < 4; ++i) {
+            const int of = 16 * m + g + i % 2 * 8;
+            __half* to = queue + __shfl_sync(FULL_MASK, offset, of) + i / 2 * 8 + 2 * t;
+            if (sending >> of & 1) *reinterpret_cast<unsigned*>(to) = states.h[m].value[0][i];
           }
-          __syncwarp();
         }
-        count += __popc(sending);
+        __syncwarp();
       }
+      count += __popc(sending);
+    }
 
-      // ---- color: of full tiles; of less if rays only wait for it ----
-      const bool goes_on = ray >= 0 && (open || sent < kept), waits = ray >= 0 && !goes_on;
-      const unsigned going = __ballot_sync(FULL_MASK, goes_on), behind = __ballot_sync(FULL_MASK, waits && own);
-      const bool at_once = going == 0 || __popc(behind) >= REFILL;
-      while (count >= TILE || (at_once && count > 0)) {
-        const int place = (head + lane % TILE) % QUEUE;
-        float result[OUT / 8][4];
-        color_net(shared, s, block, shared_address(queue + place * s.queue_stride()),
-                  shared_address(harmonics + owners[place] * SHORT_STRIDE), result);
-        __syncwarp();
+    // ---- color: of full tiles; of less if rays only wait for it ----
+    const bool goes_on = ray >= 0 && (open || sent < kept), waits = ray >= 0 && !goes_on;
+    const unsigned going = __ballot_sync(FULL_MASK, goes_on), behind = __ballot_sync(FULL_MASK, waits && own);
+    const bool at_once = going == 0 || __popc(behind) >= REFILL;
+    while (count >= TILE || (at_once && count > 0)) {
+      const int place = (head + lane % TILE) % QUEUE;
+      float result[OUT / 8][4];
+      color_net(shared, s, block, shared_address(queue + place * s.queue_stride()),
+                shared_address(harmonics + owners[place] * SHORT_STRIDE), result);
+      __syncwarp();
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {  // [3] float32, over what the sample's row held
-          auto* to = reinterpret_cast<float*>(queue + (head + g + 8 * r) % QUEUE * s.queue_stride()) + 2 * t;
-          if (t < 2) to[0] = sigmoid(float(__half(result[0][2 * r])));
-          if (t < 1) to[1] = sigmoid(float(__half(result[0][2 * r + 1])));
-        }
-        __syncwarp();
-        for (unsigned samples = unsigned(own) & ((1u << TILE) - 1); samples; samples &= samples - 1) {
-          const int from = (head + __ffs(samples) - 1) % QUEUE;
-          const auto* color = reinterpret_cast<const float*>(queue + from * s.queue_stride());
-          const float weight = waiting[from];
-#pragma unroll
-          for (int i = 0; i < 3; ++i) seen.color[i] += weight * color[i];
-        }
-        __syncwarp();
-        own >>= TILE;
-        head = (head + TILE) % QUEUE;
-        count = max(count - TILE, 0);
+      for (int r = 0; r < 2; ++r) {  // [3] float32, over what the sample's row held
+        auto* to = reinterpret_cast<float*>(queue + (head + g + 8 * r) % QUEUE * s.queue_stride()) + 2 * t;
+        if (t < 2) to[0] = sigmoid(float(__half(result[0][2 * r])));
+        if (t < 1) to[1] = sigmoid(float(__half(result[0][2 * r + 1])));
       }
-      keeps = false;
-    } while (__ballot_sync(FULL_MASK, ray >= 0 && !open && sent < kept));
+      __syncwarp();
+      for (unsigned samples = unsigned(own) & ((1u << TILE) - 1); samples; samples &= samples - 1) {
+        const int from = (head + __ffs(samples) - 1) % QUEUE;
+        const auto* color = reinterpret_cast<const float*>(queue + from * s.queue_stride());
+        const float weight = waiting[from];
+#pragma unroll
+        for (int i = 0; i < 3; ++i) seen.color[i] += weight * color[i];
+      }
+      __syncwarp();
+      own >>= TILE;
+      head = (head + TILE) % QUEUE;
+      count = max(count - TILE, 0);
+    }
   }
 }
 
