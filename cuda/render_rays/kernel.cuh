@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Persistent warps. A lane has a ray, and takes the next one that no lane has when it is done; its samples are taken
-// near to far, one in each round of the warp:
-//
-//   refill   lanes without a ray take one
-//   march    each lane to its next interval in an occupied cell
-//   density  features and the density network, of 32 samples together
-//   keep     samples of an opacity that counts, until the ray's light is used up
-//   context  of a sample that is kept, when the `lag` behind it are known: convolution, LLTM; then it waits in a queue
-//   color    the color network, of every 16 samples in the queue; its ray's lane adds them up, near to far
-//
-// What a lane computes depends on its ray alone, whatever the lanes beside it do.
+// near to far, one in each round of the warp, as in the picture in NOTES.md. What a lane computes depends on its ray
+// alone, whatever the lanes beside it do.
 
 #pragma once
 

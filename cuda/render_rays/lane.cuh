@@ -16,12 +16,11 @@ constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;        // intervals of a probe wit
 constexpr int FINE_STEPS = 4;                        // probes of the fine grid before the next one of the wide grid
 constexpr float PROBED = float(BLOCK / 2) * 0.999f;  // cells around a probe that it covers
 
-// The coarse grid of march, and one of wide entries in the same way, of blocks of WIDE times as many cells along a
-// side.
+// The coarse grid of march, and one in the same way of blocks of WIDE times as many cells along a side.
+constexpr int WIDE = 4;
 struct Coarse {
   CoarseGrid fine, wide;
 };
-constexpr int WIDE = 4;
 
 // Whether a cell within PROBED, times WIDE, of a point may be occupied; the point in cells.
 template <int SCALE>
@@ -36,24 +35,16 @@ __device__ __forceinline__ bool probe(const Coarse& coarse, const float (&point)
 
 // Where a lane is on its ray.
 struct Marcher {
-  float o[3], d[3];  // in cells of the box; with t_edges in half sides of the box
-  union {
-    float start;     // distance of the first middle
-    float farthest;  // with t_edges: largest coordinate of o
-  };
-  union {
-    float leave;  // distance of the end
-    float speed;  // largest coordinate of d
-  };
-  float moment;    // with t_edges, as in ContractedRay
-  int next;        // interval, the first that is not looked up
-  int near_until;  // up to this one, cells have to be looked up
-  int span;        // intervals that a probe of the fine grid passes; 0: it covers none
-  union {
-    int wide_span;   // the same of the wide grid
-    int fine_steps;  // with t_edges, where a probe of the wide grid has WIDE times `span`: how many before that
-  };
-  unsigned window;  // occupied intervals of the WINDOW from `base` on
+  float o[3], d[3];       // in cells of the box; with t_edges in half sides of the box
+  float start, leave;     // distances of the first middle and of the end
+  float farthest, speed;  // with t_edges instead of these, as in ContractedRay
+  float moment;           // with t_edges, as in ContractedRay
+  int next;               // interval, the first that is not looked up
+  int near_until;         // up to this one, cells have to be looked up
+  int span;               // intervals that a probe of the fine grid passes; 0: it covers none
+  int wide_span;          // the same of the wide grid
+  int fine_steps;         // with t_edges, where a probe of the wide grid has WIDE times `span`: how many before that
+  unsigned window;        // occupied intervals of the WINDOW from `base` on
   int base;
   unsigned ahead;  // the same of those in front of `next`, for when the window is empty
   bool at_end;     // of the ray
