@@ -197,7 +197,7 @@ def test_the_kernel_gives_what_the_chain_gives(seed: int):
     for what, x, y in zip(("color", "opacity", "depth", "median"), got, wanted, strict=True):
         scale = 1 + y.abs() if what in ("depth", "median") else 1  # far away, float32 has few digits
         off = ((x - y) / scale).abs()
-        assert off.max() < 0.03 and off.mean() < 1e-3, f"{what} is off by {off.max():.4f}, on average {off.mean():.5f}"
+        assert off.max() < 0.06 and off.mean() < 1e-3, f"{what} is off by {off.max():.4f}, on average {off.mean():.5f}"
 
 
 @pytest.mark.cuda
