@@ -42,7 +42,6 @@ struct RenderArguments {
 };
 
 int64_t render_workspace_bytes(const int cells[3]);
-// Needs at least one ray and one cell.
-Status render_rays(const RenderArguments&, Stream);
+Status render_rays(const RenderArguments&, Stream);  // needs at least one ray and one cell
 
 }  // namespace nerfkit

@@ -42,10 +42,10 @@ __global__ void __launch_bounds__(THREADS) render_wide_grid(const Coarse coarse,
   bool any = false;
   for (int i = 0; i < WIDE * WIDE * WIDE; ++i) {
     const int step[3] = {i / (WIDE * WIDE), i / WIDE % WIDE, i % WIDE};
-    int at[3];
+    int64_t at = 0;
     for (int axis = 0; axis < 3; ++axis)
-      at[axis] = min(max((first[axis] - 1) * WIDE + 2 * step[axis] + 1, 0), fine.blocks[axis]);
-    any |= fine.any[(int64_t(at[0]) * (fine.blocks[1] + 1) + at[1]) * (fine.blocks[2] + 1) + at[2]];
+      at = at * (fine.blocks[axis] + 1) + min(max((first[axis] - 1) * WIDE + 2 * step[axis] + 1, 0), fine.blocks[axis]);
+    any |= fine.any[at];
   }
   wide.any[entry] = any;
 }
@@ -67,9 +67,8 @@ Status render_rays(const RenderArguments& a, Stream stream_in) {
   const CoarseGrid& fine = plan.coarse.fine;
   const auto coarse_grid =
       grid.cells[2] % BLOCK == 0 && aligned(grid.occupancy, BLOCK) ? march_coarse_grid<true> : march_coarse_grid<false>;
-  const unsigned rows = unsigned(fine.blocks[0] + 1) * (fine.blocks[1] + 1);
-  coarse_grid<<<rows, 32 * BLOCK, 0, stream>>>(grid, fine, next_ray);
-  const int64_t wide = entries_of(plan.coarse.wide);
+  const int64_t rows = int64_t(fine.blocks[0] + 1) * (fine.blocks[1] + 1), wide = entries_of(plan.coarse.wide);
+  coarse_grid<<<unsigned(rows), 32 * BLOCK, 0, stream>>>(grid, fine, next_ray);
   render_wide_grid<<<blocks_for(wide), THREADS, 0, stream>>>(plan.coarse, wide);
   if (a.levels.n_features == 2)
     return sizes.lltm ? launch<2, true>(a, plan, stream) : launch<2, false>(a, plan, stream);

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "common/gpu.cuh"
 #include "lltm/fast_cell.cuh"
 #include "mlp/layers.cuh"
 #include "render_rays/args.h"

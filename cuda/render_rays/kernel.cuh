@@ -23,8 +23,6 @@ struct RenderPlan {
   unsigned* next_ray;  // [1] that no lane has taken
 };
 
-__device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
-
 // V: features of a level; LLTM: whether there is one.
 template <int V, bool LLTM>
 __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
@@ -48,6 +46,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
   auto* owners = reinterpret_cast<int*>(mine + part.owners);
   const auto* taps = reinterpret_cast<const float*>(shared + block.taps);
   const int feature_rows = 32 * s.feature_stride(), geometry_rows = 32 * SHORT_STRIDE;  // from one sample to the next
+  const auto sigmoid = [](float x) { return 1 / (1 + expf(-float(__half(x)))); };       // of what the network gives
   const float threshold = *a.threshold;
   const unsigned lower = (1u << lane) - 1;
 
@@ -191,8 +190,8 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // [3] float32, over what the sample's row held
         auto* to = reinterpret_cast<float*>(queue + (head + g + 8 * r) % QUEUE * s.queue_stride()) + 2 * t;
-        if (t < 2) to[0] = sigmoid(float(__half(result[0][2 * r])));
-        if (t < 1) to[1] = sigmoid(float(__half(result[0][2 * r + 1])));
+        if (t < 2) to[0] = sigmoid(result[0][2 * r]);
+        if (t < 1) to[1] = sigmoid(result[0][2 * r + 1]);
       }
       __syncwarp();
       for (unsigned samples = unsigned(own) & ((1u << TILE) - 1); samples; samples &= samples - 1) {

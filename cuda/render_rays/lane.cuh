@@ -133,7 +133,7 @@ __device__ __forceinline__ void approach(Marcher& m, const MarchArguments& in, c
   const Steps<float> steps = steps_of(in);
   m.at_end = !(m.start + float(m.next) * steps.step < m.leave);
   if (m.at_end) return;
-  const auto finds = [&](auto wide, int span) {
+  const auto finds = [&](auto wide, int span) {  // at the middle of the next ones
     const float t = m.start + (float(m.next) + 0.5f * float(span - 1)) * steps.step;
     const float at[3] = {m.o[0] + m.d[0] * t, m.o[1] + m.d[1] * t, m.o[2] + m.d[2] * t};
     return probe<wide.value>(coarse, at);
