@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from nerfkit.errors import UserError
 
 TEXT_LIMIT = 2**28  # bytes
+ALIKE = 0.75  # of difflib's ratio, from where two names may be one misspelt: as mesh and mehs
 DIGITS = 300  # of an integer: more do not fit into a float
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
@@ -83,7 +84,7 @@ def native_name(name: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """The end of a message on an unknown `name`: the one of the `known` names that is spelt alike; or nothing."""
-    near = difflib.get_close_matches(name[:100], known, n=1)
+    near = difflib.get_close_matches(name[:100], known, n=1, cutoff=ALIKE)
     return f"; did you mean {printable(f'{prefix}{near[0]}')}?" if near else ""
 
 

@@ -98,7 +98,7 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
     np.testing.assert_allclose(normal, images["normal"].numpy() @ run.transform.rotation, atol=1e-3)
 
 
-def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
+def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path, capsys):
     """All around an orbit, else between the test views."""
     few = ("--frames", 2, "--size", 20, 16)
     place = Path(shutil.copytree(run_of_capture, tmp_path / "place"))
@@ -127,6 +127,11 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
         (run / "scene.json").write_text(json.dumps(scene))
         posed.call(render, run, *few)
         assert (run / "render" / "interpolate" / "0001.png").exists(), name
+    posed.call(render, run, "--frames", 8, "--size", 4, 4, "--cameras", "orbit")
+    assert_names(capsys.readouterr().out, "stand on one side")
+    flown = json.loads((run / "render" / "orbit" / "path.json").read_text())["frames"]
+    eyes = seen.transform.to_model(np.array([frame["transform_matrix"] for frame in flown])[:, :3])[:, :, 3]
+    assert (eyes[:, 0] > middle[0]).all() and np.ptp(eyes, axis=0).min() > 0, "an orbit stays where the views are"
 
 
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):

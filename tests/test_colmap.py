@@ -160,7 +160,7 @@ def test_the_format_that_knows_more_is_read(tmp_path):
         assert (read.format == "colmap") == (taken == "colmap") and (read.points is None) == (points is None)
         assert_names(read.notes[0].text, f"read as {taken}", f"--data.format {other}")
         assert load_capture(str(folder), "transforms").format != "colmap"
-        assert load_capture(str(folder), seeks_points=False).format != "colmap", "as by runs that say auto"
+        assert load_capture(str(folder), of_run=True).format != "colmap", "as by runs that say auto"
     folder = tmp_path / "with"
     touch(folder, "other/a.png")
     masked = [replace(image, mask=folder / "other/a.png") for image in capture.images]

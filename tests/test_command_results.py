@@ -59,6 +59,9 @@ def test_the_demo_needs_nothing_and_leaves_what_is_there(tmp_path, monkeypatch, 
     said = capsys.readouterr().out
     video, image, scores = (Path("runs/demo_2", name) for name in ("render/orbit/rgb.mp4", "eval", "metrics.json"))
     assert_names(said, "50 to train on", "10 test views: PSNR", video, image, "view runs/demo_2", "inspect")
+    assert "next:" not in said, "what comes next is said in the end, and once"
+    labels = [line[:25] for line in said.splitlines() if line.startswith("  ") and "runs/demo_2" in line]
+    assert len(set(labels)) == len(labels) > 4, "each file has words of its own"
     assert video.stat().st_size > 1000 and json.loads(scores.read_text())["psnr"] > 12
     assert len(said.split(" step")[0].splitlines()) < 8, "what was decided is in the run folder"
     assert_names(Path("runs/demo_2/setup.txt").read_text(), "grid_encode", "kind object", "sampling.cone_angle")

@@ -69,6 +69,7 @@ def test_shipped_files_are_small_differences(file: Path):
         ("[trainer]\nsteps = -1\n", ("trainer.steps", "1", "1000000000", "-1")),
         ("[data]\nbackground = 'pink'\n", ("data.background", "'pink'")),
         ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", ("data.box", "1.0", "0.0")),
+        ("[data]\nbox = [5e5, 4512345.6, 0.0, 500004.0, 4512349.6, 4.0]\n", ("data.box", "4512345.6", "subtract")),
         ("[model]\nmax_resolution = 4\n", ("model.max_resolution", "4", "model.base_resolution")),
         ("[ops]\nbackend = 'cudnn'\n", ("ops.backend", "'cudnn'")),
         ("[trainer\n", ("options.toml", "TOML")),
@@ -212,6 +213,15 @@ def test_resume_ignores_nothing(tmp_path):
     [
         ("train", "--trainer.setps 5", "--trainer.steps"),
         ("train", "--trainer.device cpu", "did you mean --device?"),
+        ("train", "scene --output run", "no option --output; did you mean --out?"),
+        ("train", "scene --steps=3", "did you mean --trainer.steps?"),
+        ("train", "scene --trainer.stepz 3", "did you mean --trainer.steps?"),
+        ("train", "--data scene", "did you mean --data.path or "),
+        ("train", "scene --viewr", "did you mean --viewer?"),
+        ("train", "scene --banana 3", "no option --banana\n"),
+        ("render", "run --cam orbit", "did you mean --cameras?"),
+        ("export", "run mesh --resolutoin 3", "did you mean --resolution?"),
+        ("doctor", "x", "'x'"),
         ("render", "run --outputs rgb depth --fps 3", "--outputs rgb,depth"),
         ("render", "run --size 640x360", "--size 640 360"),
     ],
@@ -286,7 +296,7 @@ STEPS = "sampling.step_size sampling.cone_angle sampling.alpha_threshold"
         ("", STEPS, [0.0025, 1 / 256, 0.001]),
         (f"{BOX} {UNBOUNDED}", STEPS, [0.01, 1 / 256, 0.001]),  # the box is the unit
         ("--sampling.step_size 0.005", STEPS, [0.005, 1 / 256, 0.001]),
-        ("", "trainer.distortion model.max_resolution sampling.occupancy_resolution", [0.003, 8192, 256]),
+        ("", "trainer.distortion model.max_resolution sampling.occupancy_resolution", [0.003, 4096, 256]),
         ("--sampling.kind box", "trainer.distortion", [0.0003]),
         (f"{BOX} --trainer.distortion 0", "trainer.distortion", [0]),
         (BOX, "sampling.kind sampling.near sampling.far data.background", ["box", 0, 1e10, "white"]),
@@ -338,7 +348,7 @@ def test_what_a_file_says_is_given_be_it_the_default(folder: Path, tmp_path: Pat
     file.write_text("[trainer]\ndistortion = 0.0\n[sampling]\nnear = 0.0\noccupancy_resolution = 128\n")
     told, _ = options_of(folder, f"--config {file} --size large")
     assert values_of(told, "trainer.distortion sampling.near sampling.occupancy_resolution") == [0, 0, 128]
-    assert told.model.max_resolution == 8192, "of which the file says nothing"
+    assert told.model.max_resolution == 4096, "of which the file says nothing"
 
 
 def test_equal_steps_wait_for_the_scene_to_say_how_far(folder: Path, tmp_path: Path):
@@ -379,7 +389,8 @@ def test_a_limit_of_time_alone_ends_a_training(arguments: list, on_a_gpu: tuple,
 def test_a_decision_says_who_made_it_and_why(folder: Path):
     decisions = options_of(folder, "--config quick --size small --trainer.samples_per_step 512")[0].decisions
     by = {name: decision.by for name, decision in decisions.items()}
-    assert not {"trainer.samples_per_step", "trainer.steps", "size"} & by.keys(), "that was the user, or the preset"
+    given = {"trainer.samples_per_step", "trainer.max_seconds", "size"}  # by the user, or the preset
+    assert not given & by.keys()
     assert (by["data.background"], by["trainer.learning_rate"]) == ("scene", "model")
     assert "place" in decisions["sampling.kind"].why and by["model.levels"] == "size"
 

@@ -16,7 +16,7 @@ from PIL import Image
 import nerfkit
 from nerfkit.commands.inspect import examine
 from nerfkit.config import DataConfig
-from nerfkit.data.capture import Points
+from nerfkit.data.capture import Capture, Points
 from nerfkit.data.images.batch import SIGHTED, ImagePool, StreamingPixels
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
@@ -97,6 +97,20 @@ def test_depth_in_another_unit_than_the_poses_is_noticed(tmp_path, unit):
     assert named == pytest.approx(1 / unit, rel=0.03)
     mended = examine(load_capture(str(tmp_path)), DataConfig(depth_unit=named))
     assert not [problem for problem in mended.problems() if "depth" in problem]
+
+
+def test_confidence_of_a_rig_lies_in_folders_as_its_depth_does(tmp_path):
+    """Of two cameras whose images have the same names; of one of them there is none."""
+    images = []
+    for index, image in enumerate(capture_in(tmp_path, [WIDE] * 4).images):
+        name = f"{'left' if index < 2 else 'right'}/{index % 2}.png"
+        for place in ("images", "depth", "confidence")[: 3 if index < 2 else 2]:
+            (tmp_path / place / name).parent.mkdir(parents=True, exist_ok=True)
+            write_png(tmp_path / place / name, np.full((11, 13), 1000))
+        images.append(replace(image, name=name, file=image.file.rename(tmp_path / "images" / name)))
+    write_nerfstudio(tmp_path, Capture("rig", "test", images))
+    found = {image.file.parent.name: image.depth.confidence for image in load_capture(str(tmp_path)).images}
+    assert found == {"left": tmp_path / "confidence" / "left" / "1.png", "right": None}
 
 
 @pytest.mark.parametrize("format, images", {"polycam": "keyframes/images", "record3d": "rgb", "llff": "images"}.items())

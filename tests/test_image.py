@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import imageio_ffmpeg
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 import torchmetrics.functional.image.lpips
 from torch import nn
 from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+from tqdm import tqdm
 
 from nerfkit import ops
 from nerfkit.data.load import load_scene
@@ -22,7 +24,7 @@ from nerfkit.errors import UserError
 from nerfkit.metrics import CONVOLUTIONS, LPIPS_MIN_SIDE, Lpips, psnr, ssim
 from nerfkit.model.renderer import Renderer
 from nerfkit.rendering import images as video
-from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.image_renderer import ImageRenderer, foretold
 from nerfkit.rendering.images import color_bar, colorize, file_stems, png_bytes, preview, to_uint8
 from nerfkit.training.evaluator import evaluate
 from tests.naming import raises_mentioning
@@ -76,6 +78,15 @@ def test_out_of_memory_halves_the_chunk(setting, monkeypatch, backend: str | Non
     monkeypatch.setattr(image_of, "rays", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
     with pytest.raises(RuntimeError, match="shape mismatch"):
         image_of(cameras, 0)
+
+
+@pytest.mark.parametrize("seconds, said", [(0.5, ""), (30.0, "frames: about 4 minutes more\n")])
+def test_what_takes_long_is_announced(seconds, said, monkeypatch, capsys):
+    """By the second of ten frames: the first has to warm up."""
+    now = iter([0.0, 100.0, *(100 + seconds * frame for frame in range(1, 20))])
+    monkeypatch.setattr("nerfkit.rendering.image_renderer.time", SimpleNamespace(perf_counter=lambda: next(now)))
+    assert list(foretold(tqdm(range(10), desc="frames"))) == list(range(10))
+    assert capsys.readouterr().out == said
 
 
 def test_a_video_of_panoramas_says_so(tmp_path):

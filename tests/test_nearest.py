@@ -3,6 +3,7 @@
 
 import json
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from PIL import Image
 
 from nerfkit.commands import inspect, render, train
+from nerfkit.data.assemble import resolve_files
+from nerfkit.data.capture import Points
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.errors import SceneError
 from nerfkit.rendering.paths import read_camera_path, read_path
@@ -64,6 +67,19 @@ NOT_OBEYED = {  # keys of frames by index, and what the error names
 def test_keys_that_cannot_be_obeyed_are_refused(name: str, tmp_path: Path):
     keys, *named = NOT_OBEYED[name]
     check_refused(load, captured(tmp_path, **keys), *named)
+
+
+def test_points_are_seen_by_the_same_images_where_some_become_a_path(tmp_path: Path):
+    """The first two, which have no files: a point that the third and the fourth see is none of the first and second."""
+    capture = capture_in(tmp_path, [PINHOLE] * 4)
+    points = Points(np.eye(3)[:2], np.zeros((2, 3), np.uint8), np.array([3, 1]), np.array([0, 2, 3, 1]))
+    for image in capture.images[:2]:
+        image.file.unlink()
+    names = [image.name for image in capture.images]
+    capture = replace(capture, points=points, splits={"train": names[2:], "test": names[:2]})
+    found = resolve_files(capture, tmp_path)
+    assert [image.name for image in found.images] == names[2:] and [*found.paths] == ["test"]
+    assert found.points.views.tolist() == [0, 1] and found.points.track_lengths.tolist() == [2, 0]
 
 
 def rig_offset(index: int) -> list[list[float]]:
@@ -204,6 +220,9 @@ def test_poses_of_other_programs_are_named_before_poses_are_found_anew(name: str
     (tmp_path / name).write_text(content)
     check_refused(load, tmp_path, Path(name).name, *named)
     capture = capture_in(tmp_path, [PINHOLE] * 5)
+    monkeypatch.setattr(inspect, "find_spec", lambda name: True)
+    run_main(inspect, tmp_path)
+    assert_names(capsys.readouterr().out, "warning: ", Path(name).name, *named)
     monkeypatch.setattr("nerfkit.data.load.solve", lambda *_: WRITERS["colmap"](tmp_path, capture) or tmp_path)
     assert load_capture(str(tmp_path)).is_solved
     assert_names(capsys.readouterr().out, "warning: ", Path(name).name, *named)

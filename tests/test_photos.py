@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from nerfkit.commands import inspect
+from nerfkit import load_run
+from nerfkit.commands import eval as eval_command
+from nerfkit.commands import export, inspect, train
 from nerfkit.data import sfm
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.sfm import extract_frames, solve
 from nerfkit.data.sfm.photos import choose_pairs, find_photos
 from nerfkit.errors import SceneError
+from nerfkit.viewer.scene import ViewerScene
 from tests.naming import assert_names, raises_mentioning
-from tests.posed_captures import PINHOLE, capture_in, colmap_in
+from tests.posed_captures import PINHOLE, SMALL, call, capture_in, colmap_in
 from tests.processes import run_main
 from tests.toy_scene import look_at
 
@@ -108,6 +111,32 @@ def test_a_model_is_made_once_and_only_of_the_same_photos(tmp_path, registers, c
         with raises_mentioning(SceneError, folder, "--data.sfm_dir"):
             solve(photos, folder.parent)
         assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_poses_of_a_run_are_never_found_anew(tmp_path, registers, capsys, monkeypatch):
+    """Those would be in another frame. Where they are is kept whole, and may be said anew."""
+    photos, kept = capture_in(tmp_path / "photos", [PINHOLE] * 3).images[0].file.parent, tmp_path / "kept"
+    monkeypatch.chdir(tmp_path)
+    registers.append(3)
+    run = tmp_path / "run"
+    call(train, photos, *SMALL, "--data.sfm_dir", "poses", "--out", run)
+    monkeypatch.chdir("/")  # the folder was said from where it was trained
+    call(eval_command, run, "--split", "train")
+    (tmp_path / "poses").rename(kept)
+    before = sorted(tmp_path.rglob("*.*"))
+    loaded = load_run(run, "cpu")
+    for score_or_go_on in (
+        lambda: eval_command.find_scene("", loaded.config, loaded.transform),
+        lambda: run_main(train, "--resume", run, "--trainer.steps", 3),
+    ):
+        with raises_mentioning(SceneError, tmp_path / "poses" / "sparse", "gone", "--data", "another frame"):
+            score_or_go_on()
+    assert_names(str(ViewerScene.from_run(loaded).notes), tmp_path / "poses" / "sparse")
+    call(export, run, "cameras", "--out", tmp_path / "cameras")
+    assert_names(capsys.readouterr().out, "not at hand", tmp_path / "poses" / "sparse")
+    assert [file for file in sorted(tmp_path.rglob("*.*")) if tmp_path / "cameras" not in file.parents] == before
+    call(eval_command, run, "--split", "train", "--data", kept)
+    call(train, "--resume", run, "--trainer.steps", 3, "--data.sfm_dir", kept)
 
 
 def test_inspection_says_what_would_be_done_and_looks_for_poses_only_where_a_folder_is_named(

@@ -194,6 +194,27 @@ def test_two_passes_find_the_same_samples(monkeypatch, device: str, density: flo
     assert len(nothing.positions) == 0 and nothing.ray_offsets.tolist() == [0] * 201
 
 
+@pytest.mark.parametrize("room, share", [(8.0, 1.0), (0.5, 0.1)])
+def test_two_passes_with_a_capacity_find_the_same_samples(device: str, room: float, share: float):
+    """Of the rays whose intervals fit; of the others none, and they are known to be incomplete."""
+    sampler = sampler_of(step_size=0.01).to(device)
+    directions = torch.nn.functional.normalize(torch.randn(100, 3), dim=-1).to(device)
+    rays = Rays(0.3 * torch.randn(100, 3).to(device), directions)
+
+    def density_fn(positions: Tensor) -> Tensor:
+        return 20.0 * (positions.norm(dim=-1) > 1.5)
+
+    wanted, sampler.passes_of_capacity = sampler(rays, density_fn), room
+    capacity = len(wanted.t_starts) + 10
+    found = sampler(rays, density_fn, None, capacity)
+    complete = found.ray_complete
+    assert complete.float().mean() >= share and complete.all() == (share == 1)
+    for ray in range(100):
+        rows, own = (slice(*x.ray_offsets[ray : ray + 2].tolist()) for x in (wanted, found))
+        expected = wanted.t_starts[rows] if complete[ray] else wanted.t_starts[:0]
+        assert torch.equal(found.t_starts[own], expected)
+
+
 # Which cells are occupied
 
 

@@ -21,7 +21,7 @@ from nerfkit.errors import UserError
 from nerfkit.metrics import ssim
 from nerfkit.parallel import SINGLE_PROCESS
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import colorize, to_uint8
+from nerfkit.rendering.images import LEAST, colorize, to_uint8
 from nerfkit.training import watching
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run.files import LOG, read_log, read_scores
@@ -91,11 +91,13 @@ def test_a_comparison_is_truth_render_and_error_side_by_side(words, scored):
     (file,) = (trainer.folder.path / "eval").glob("*.png")
     image, render = np.asarray(Image.open(file)), rendered(trainer, views.cameras, 0)
     error = (render - truth[0]).abs().mean(-1)
-    parts = [place(image, to_uint8(part)) for part in (truth[0], render)]
+    side = LEAST // max(truth[0].shape)  # of a pixel of these small images
+    error, *shown = (x.repeat_interleave(side, 0).repeat_interleave(side, 1) for x in (error, truth[0], render))
+    parts = [place(image, to_uint8(part)) for part in shown]
     parts.append(place(image, to_uint8(colorize(error, 0, 0.25, "inferno")), tolerance=8))
     (top, left), (_, middle), (_, right) = parts
     assert file.stem == "r_0" and {row for row, _ in parts} == {top} and left < middle < right
-    brightness = image[top:, right:][: views.cameras.height, : views.cameras.width].sum(-1) / 255
+    brightness = image[top:, right:][: len(error), : error.shape[1]].sum(-1) / 255
     assert brightness[error < 0.002].max() < 0.2 and brightness[error > 0.25].min() > 2.2
     assert_names(" ".join(words), "truth", "r_0", "render", f"{metrics['views'][0]['psnr']:.2f} dB", "error")
 

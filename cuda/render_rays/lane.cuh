@@ -39,15 +39,14 @@ struct Marcher {
   float start, leave;     // distances of the first middle and of the end
   float farthest, speed;  // with t_edges instead of these, as in ContractedRay
   float moment;           // with t_edges, as in ContractedRay
-  int next;               // interval, the first that is not looked up
+  int next, base;         // intervals: the first that is not looked up; the first of the window
   int near_until;         // up to this one, cells have to be looked up
   int span;               // intervals that a probe of the fine grid passes; 0: it covers none
   int wide_span;          // the same of the wide grid
   int fine_steps;         // with t_edges, where a probe of the wide grid has WIDE times `span`: how many before that
   unsigned window;        // occupied intervals of the WINDOW from `base` on
-  int base;
-  unsigned ahead;  // the same of those in front of `next`, for when the window is empty
-  bool at_end;     // of the ray
+  unsigned ahead;         // the same of those in front of `next`, for when the window is empty
+  bool at_end;            // of the ray
 
   __device__ __forceinline__ ContractedRay<float> contracted(const MarchGrid& grid) const {
     const int most = max(grid.cells[0], max(grid.cells[1], grid.cells[2]));

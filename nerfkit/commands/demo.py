@@ -23,7 +23,7 @@ def main(options: DemoOptions) -> int:
     out = options.out or next(name for name in names if not Path(name).exists())
     device, steps = ["--device", options.device], ["--trainer.steps", str(options.steps or 0)]
     scene = [str(shipped("data/demo")), "--config", "demo", *device, *steps[: 2 * bool(options.steps)]]
-    if status := train.main(parse("train", [*scene, "--out", out])):
+    if status := train.main(parse("train", [*scene, "--out", out]), is_last=False):
         return status
     orbit = ["--cameras", "orbit", "--frames", str(options.frames), "--size", str(SIZE), str(SIZE)]
     render.main(parse("render", [out, *orbit, *device]))

@@ -28,7 +28,7 @@ from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
 from nerfkit.data.images.pixels import MaskKind, look_into, read_mask
 from nerfkit.data.judging import Judged, judge
-from nerfkit.data.load import load_capture, look_at
+from nerfkit.data.load import load_capture, look_at, poses_beside
 from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import Scene, Views, format_sizes
 from nerfkit.data.scene_transform.diagnostics import mask_diagnostics, outlines_an_object, pixel_diagnostics
@@ -38,6 +38,7 @@ from nerfkit.data.sfm import INSTALL, plan, root_of
 from nerfkit.device import pick_device
 from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
+from nerfkit.rendering.image_renderer import duration
 from nerfkit.safe_io import first_of, printable
 from nerfkit.threads import cores
 from nerfkit.training.trainer import Trainer
@@ -46,7 +47,6 @@ PAGE, DRAWING = "inspect.txt", "inspect.png"
 SAMPLED_IMAGES = 8  # evenly spaced, whose pixels are looked at
 MAX_THREADS = 16
 READY, DOUBTED, REFUSED = "Ready to train.", "Training works, but look at this first:", "Mend this, or training stops:"
-UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
 FEW_IMAGES = 15  # for training, below which there is a remark
@@ -88,6 +88,8 @@ def main(options: InspectOptions) -> int:
 
 def without_poses(source: Path, data: DataConfig) -> int:
     """Print what training would do with photos or a video; nothing is written."""
+    if beside := poses_beside(source):
+        print(f"warning: {beside}")
     what, seconds = plan(source, print)
     limit = Config().resolved().trainer.max_seconds
     print(
@@ -151,12 +153,6 @@ def as_options(data: DataConfig) -> list[str]:
             values = value if isinstance(value, tuple) else [value]
             words += [f"--data.{option.name}", *(f"{x:.12g}" if isinstance(x, float) else x for x in values)]
     return words
-
-
-def duration(seconds: float) -> str:
-    """A rough time in words."""
-    unit, length = next((unit for unit in UNITS if seconds >= 2 * unit[1]), UNITS[-1])
-    return f"{max(1, round(seconds / length))} {unit}"
 
 
 def examine(capture: Capture, data: DataConfig) -> Inspection:
@@ -295,7 +291,7 @@ class Inspection:
 
     def drawing(self) -> bytes:
         """A PNG of the cameras whose images exist."""
-        return draw(replace(self.capture, images=[image for image, _ in self.there]), self.transform, self.splits)
+        return draw(self.capture.of_images([image for image, _ in self.there]), self.transform, self.splits)
 
     @property
     def refused(self) -> list[str]:

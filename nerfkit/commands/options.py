@@ -4,22 +4,25 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
 from nerfkit import config as config_module
 from nerfkit.config import Box, Config, DataConfig
+from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words, integer, number, ranged
-from nerfkit.safe_io import did_you_mean, printable, shell_join
+from nerfkit.safe_io import ALIKE, did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
@@ -252,11 +255,42 @@ def parse(command: str, arguments: list[str]) -> Any:
 
 
 def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
-    """An instance of the dataclass `kind`."""
+    """An instance of the dataclass `kind`; ends the process for words that are left over."""
     given = {} if default is None else {"default": default}
-    options = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", **given, **TYRO)
+    options, left = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", return_unknown_args=True, **given, **TYRO)
+    if left:
+        typed = [word.partition("=")[0] for word in left if word.startswith("-")]
+        said = [f"error: there is no option {printable(option)}{meant(option, kind)}" for option in typed]
+        said = said or [f"error: the word {printable(left[0])!r} belongs to no option"]
+        print(*said, f"nerfkit {command} --help shows all options", sep="\n", file=sys.stderr)
+        sys.exit(2)
     check_values(options, "--")
     return options
+
+
+def meant(option: str, kind: type) -> str:
+    """The end of a message: at most three options, whose names are spelt like the one that was typed, or are a part of
+    it or the other way round."""
+    name = option.lstrip("-").replace("-", "_").rpartition(".")[2]
+
+    def alike(other: str) -> float:
+        last = other.lstrip("-").rpartition(".")[2]
+        is_part = len(name) > 2 and (name in last or last in name or other.startswith(f"--{name}."))
+        return is_part + difflib.SequenceMatcher(None, name, last).ratio()
+
+    near = sorted((other for other in option_names(kind) if alike(other) >= ALIKE), key=alike, reverse=True)[:3]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def option_names(kind: type, prefix: str = "--") -> Iterator[str]:
+    """The options that stand for the fields of a dataclass."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        marks = getattr(hint, "__metadata__", ())
+        own = [f"--{mark.name}" for mark in marks if getattr(mark, "name", None)]
+        if is_dataclass(hint):
+            yield from option_names(hint, f"{prefix}{name}.")
+        elif tyro.conf.Positional not in marks:
+            yield own[0] if own else f"{prefix}{name}"
 
 
 def take_scene(options: Any, path: str | None) -> None:
@@ -294,6 +328,8 @@ def train_options(arguments: list[str]) -> TrainOptions:
     if known.resume:  # Python code of the run's is not imported unless it is given again
         before = read_config(Path(known.resume))
         resumed = replace(before, model=replace(before.model, module=""), trainer=replace(before.trainer, loss=""))
+        if "eval.split" in read_decisions(Path(known.resume)):  # not asked for: the scene may have no such views
+            resumed.eval = replace(before.eval, split=None)
     config = config_module.merged(known.config or [], resumed)
     if known.resume:
         config = replace(config, out=known.resume)  # out in a file is for new runs
@@ -313,15 +349,12 @@ def train_options(arguments: list[str]) -> TrainOptions:
 
 
 def hints(command: str, arguments: list[str]) -> list[str]:
-    """Lines on what was meant by arguments that the parser has refused; it has told which options are spelt alike."""
+    """Lines on what was meant by arguments that the parser has refused."""
     found = []
     for place, word in enumerate(arguments):
         option = word.partition("=")[0]
         values = list(takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :]))
-        group, _, name = option.rpartition(".")
-        if command == "train" and group.startswith("--") and name in {f.name for f in fields(TrainOptions)} - {"scene"}:
-            found.append(f"did you mean --{name}?")
-        elif option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
+        if option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
             found.append("--size takes a width and a height: --size 640 360")
         elif option == "--outputs" and len(values) > 1:
             found.append(f"--outputs takes names with commas between: --outputs {shell_join(','.join(values))}")

@@ -22,7 +22,7 @@ from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.rendering import paths
-from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.image_renderer import ImageRenderer, foretold
 from nerfkit.rendering.images import (
     as_panoramas,
     color_bar,
@@ -108,10 +108,13 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     elif path in with_cameras:
         cameras = run.cameras(path)
     elif path == "orbit":
-        elevation = paths.ELEVATION
-        if run.transform is not None and run.transform.kind != "object":  # the mean of the views'
-            elevation = paths.mean_elevation(like, target, up)
-        cameras = paths.orbit(like, target, up, n_frames, elevation)
+        kind = "object" if run.transform is None else run.transform.kind
+        if kind in ("inward", "forward") and not paths.views_surround(like, target, up):
+            print("the views stand on one side: the orbit is an ellipse among them, for nothing is known behind")
+            cameras = paths.sway(like, target, up, n_frames)
+        else:
+            elevation = paths.ELEVATION if kind == "object" else paths.mean_elevation(like, target, up)
+            cameras = paths.orbit(like, target, up, n_frames, elevation)
     elif path == "spiral":
         cameras = paths.spiral(like, target, up, n_frames)
     elif path == "interpolate":
@@ -209,7 +212,7 @@ def render_frames(
             bar = color_bar("turbo", *ends, f"{name} [units of the scene's files]")
             folder.write(f"{LEGEND}{name}.png", png_bytes(bar))
     views, hidden = processes.shard(len(cameras)), not processes.is_first
-    for view in tqdm(views, desc="rendering", unit="frame", disable=hidden):
+    for view in foretold(tqdm(views, desc="rendering", unit="frame", disable=hidden)):
         if resume and all(folder.owns(files[view]) for files in frames.values()):
             continue
         images: dict[str, Tensor] = image_of(cameras, view, outputs)

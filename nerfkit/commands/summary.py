@@ -19,7 +19,8 @@ def main(options: SummaryOptions) -> int:
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / run_files.score_name(split)],
         "loss over time": [folder / run_files.LOSS_PLOT],
-        "images over time": [folder / run_files.PREVIEWS / name for name in (run_files.STRIP, run_files.GIF)],
+        "images over time": [folder / run_files.PREVIEWS / run_files.STRIP],
+        "the same, moving": [folder / run_files.PREVIEWS / run_files.GIF],
         "all of it in one page": [folder / run_files.REPORT],
         "curves of TensorBoard": [folder / run_files.TENSORBOARD],
     }

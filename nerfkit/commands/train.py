@@ -39,13 +39,13 @@ VALUES_PER_FEATURE, OTHER_VALUES = 6, 192
 SHORT = ("scene", "warning:", "training", "parallel", "device", "scoring", "run")  # rows that are printed without -v
 
 
-def main(options: TrainOptions, processes: Processes = SINGLE_PROCESS) -> int:
-    """Train, score, and show the training in a browser if that is asked for."""
+def main(options: TrainOptions, processes: Processes = SINGLE_PROCESS, is_last: bool = True) -> int:
+    """Train, score, and show the training in a browser if that is asked for; what to type next is said in the end."""
     device = pick_device(processes.join(options.device))
     check_before_reading(options, device, processes)
     page = Page(options.viewer, "nerfkit: reading") if options.viewer.on else None  # fails before anything is read
     try:
-        return train(options, device, page, processes)
+        return train(options, device, page, processes, is_last)
     finally:
         if page is not None:
             page.stop()
@@ -71,7 +71,7 @@ def check_before_reading(options: TrainOptions, device: torch.device, processes:
         RunFolder.for_new_run(options.out, options.overwrite)  # fails, if it does, before poses are looked for
 
 
-def train(options: TrainOptions, device: torch.device, page: Page | None, processes: Processes) -> int:
+def train(options: TrainOptions, device: torch.device, page: Page | None, processes: Processes, is_last: bool) -> int:
     """Load, build, train, score."""
     scene = find_scene(options)
     config = options.resolved(scene, device, model_class(options))
@@ -136,7 +136,8 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     finally:
         progress.close(metrics)
     warn_of_run(read_lines(folder.path))
-    print(f"run folder: {folder.path}\nnext: {command_line('render', folder.path, *own_module(config))}")
+    further = f"\nnext: {command_line('render', folder.path, *own_module(config))}" * is_last
+    print(f"run folder: {folder.path}{further}")
     if viewer is not None:
         viewer.detach(trainer)
         with StopSignals() as signals:

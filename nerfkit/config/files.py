@@ -29,7 +29,7 @@ MAX_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the 
 DECISIONS, MAX_DECISIONS = "decisions.json", 2**20  # beside the config.toml of a run; bytes
 # Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
-    "out", "device", "data.path", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
+    "out", "device", "data.path", "data.sfm_dir", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
     "trainer.learning_rate", "trainer.final_learning_rate", "trainer.save_every", "trainer.deterministic",
     "trainer.preview_every", "trainer.tensorboard", "eval.", "ops.",
 )  # fmt: skip

@@ -79,7 +79,6 @@ ALL_SIDES = Condition(
 )  # fmt: skip
 UNBOUNDED_PLACE = Condition("in contracted space", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("for an object", "scene", lambda facts: facts.cells is not None)
-OBJECT_ON_GPU = Condition("for an object on a GPU", "device", lambda facts: facts.on_gpu and not facts.is_place)
 FRAMED = Condition("if it is known", "scene", lambda facts: facts.transform is not None)
 # An object's far end, in unbounded space, is not that of its box.
 ENDS_THERE = Condition(
@@ -124,13 +123,13 @@ BASE: Recipe = {
     "model.levels": ((6, SMALL), (16, OTHERWISE)),
     "model.features_per_level": ((4, SMALL), (2, OTHERWISE)),
     "model.log2_hashmap_size": ((18, SMALL), (20, OTHERWISE)),
-    "model.max_resolution": ((512, SMALL), (8192, UNBOUNDED), (2048, OTHERWISE)),
+    "model.max_resolution": ((512, SMALL), (4096, UNBOUNDED), (2048, OTHERWISE)),
     "model.mlp_width": ((32, SMALL), (64, OTHERWISE)),
     "model.aggregator": ((True, OTHERWISE),),
     "trainer.steps": ((NO_LIMIT, TIMED), (8000, SMALL), (20000, OTHERWISE)),
     "trainer.max_seconds": ((480.0, SMALL), (120.0, UNCOUNTED), (0.0, OTHERWISE)),
     "trainer.samples_per_step": ((6144, SMALL), (262144, OTHERWISE)),
-    "trainer.optimizer": (("lazy_adam", OBJECT_ON_GPU), ("adam", OTHERWISE)),
+    "trainer.optimizer": (("lazy_adam", ON_A_GPU), ("adam", OTHERWISE)),
     "trainer.learning_rate": ((0.01, OTHERWISE),),
     "trainer.final_learning_rate": ((0.001, SMALL), (0.0003, OTHERWISE)),
     "trainer.distortion": ((0.0, OTHERWISE),),
@@ -145,11 +144,13 @@ BASE: Recipe = {
 FIELD: Recipe = BASE | {
     "sampling.kind": (("box", AN_OBJECT), ("contracted", A_PLACE)),
     "model.max_resolution": (
-        (512, SMALL), (8192, UNBOUNDED),
+        (512, SMALL), (4096, UNBOUNDED),
         (Found(f"{CELLS_A_PIXEL:g} cells a pixel", lambda facts: facts.cells), ITS_PIXELS), (2048, OTHERWISE),
     ),
+    "model.features_per_level": ((4, SMALL), (4, UNBOUNDED), (2, OTHERWISE)),
     "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
     "trainer.steps": ((NO_LIMIT, TIMED), (8000, SMALL), (NO_LIMIT, IN_MINUTES), (20000, OTHERWISE)),
+    "trainer.samples_per_step": ((6144, SMALL), (524288, UNBOUNDED), (262144, OTHERWISE)),
     "trainer.learning_rate": ((FAST_RATE, OTHERWISE),),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
     "trainer.depth": ((0.1, WITH_DEPTH), (0.0, OTHERWISE)),

@@ -175,7 +175,9 @@ def _check_box(box: tuple[float, ...] | None) -> None:
     low, high = (box[:3], box[3:]) if box is not None else ((), ())
     for a, b in zip(low, high, strict=True):
         if b - a < 1e-6 * max(1.0, abs(a), abs(b)):  # float32 would not tell them apart
-            raise ConfigError(f"data.box: the lowest corner {low} must be below the highest {high} along x, y and z")
+            is_far = "; it is too small so far from the origin: leave it out, or subtract one point from all positions"
+            corners = f"the lowest corner {low} must be below the highest {high} along x, y and z"
+            raise ConfigError(f"data.box: {corners}{is_far * (a < b)}")
 
 
 def _check_model(model: Any) -> None:

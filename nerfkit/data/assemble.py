@@ -64,8 +64,7 @@ def _without_paths(capture: Capture) -> Capture:
         return capture
     splits = {split: names for split, names in capture.splits.items() if split not in bare}
     by_name = {image.name: image for image in capture.images}
-    paths = {split: [by_name[name] for name in capture.splits[split]] for split in sorted(bare)}
-    paths = {split: images for split, images in paths.items() if images}
+    paths = {split: [by_name[name] for name in names] for split in sorted(bare) if (names := capture.splits[split])}
     notes = [
         f"the {len(images)} cameras of {split} have no images: they are a camera path, not scored (nerfkit render RUN "
         f"--cameras {split})"
@@ -73,7 +72,7 @@ def _without_paths(capture: Capture) -> Capture:
     ]
     unlisted = {image.name for images in paths.values() for image in images}.difference(*splits.values())
     images = [image for image in capture.images if image.name not in unlisted]
-    return replace(capture, images=images, splits=splits, paths=paths, notes=notes_of(*capture.notes, *notes))
+    return replace(capture.of_images(images), splits=splits, paths=paths, notes=notes_of(*capture.notes, *notes))
 
 
 def on_disk(file: Path, find: Callable[[Path], Path | None]) -> Path | None:

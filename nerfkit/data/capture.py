@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -97,6 +97,16 @@ class Capture:
     def format_again(self) -> str:
         """The data.format that reads the same folder again: of photos, poses are looked for again."""
         return "auto" if self.is_solved else self.format
+
+    def of_images(self, images: list[PosedImage]) -> Capture:
+        """The capture of some of its images, in any order: who sees a point is told by their new places."""
+        points, number = self.points, {image.name: index for index, image in enumerate(images)}
+        if points is not None and len(points.views):
+            views = np.array([number.get(image.name, -1) for image in self.images], dtype=np.int64)[points.views]
+            of_point = np.repeat(np.arange(len(points.positions)), points.track_lengths)
+            lengths = np.bincount(of_point[views >= 0], minlength=len(points.positions))
+            points = replace(points, track_lengths=lengths, views=views[views >= 0])
+        return replace(self, images=images, points=points)
 
 
 def rotations_of(quaternions: np.ndarray) -> np.ndarray:

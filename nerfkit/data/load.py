@@ -17,7 +17,7 @@ from nerfkit.data.capture import Capture
 from nerfkit.data.readers.folders import is_folder, list_images
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.transform import SceneTransform
-from nerfkit.data.sfm import VIDEOS, solve
+from nerfkit.data.sfm import VIDEOS, root_of, solve
 from nerfkit.data.sfm.photos import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError
 from nerfkit.files import MARKER
@@ -50,7 +50,7 @@ def scene_of(config: Config, transform: SceneTransform | None = None, report: Ca
     line where poses have to be found.
     """
     data = config.data
-    capture = load_capture(data.path, data.format, data.sfm_dir, report, seeks_points=transform is None)
+    capture = load_capture(data.path, data.format, data.sfm_dir, report, of_run=transform is not None)
     scene = assemble(capture, data, transform, unbounded=config.sampling.kind == "contracted")
     return replace(scene, source=data)
 
@@ -80,20 +80,27 @@ def load_scene(
 
 
 def load_capture(
-    path: str, format: str = "auto", sfm_dir: str = "", report: Callable[[str], None] = print, seeks_points: bool = True
+    path: str, format: str = "auto", sfm_dir: str = "", report: Callable[[str], None] = print, of_run: bool = False
 ) -> Capture:
     """What a reader finds at `path`, and its image files; `report` gets a line where poses have to be found.
 
-    Of several formats in a folder, "auto" takes the one with sparse points if it `seeks_points`, or else the first:
-    runs that say "auto" are of a time when it did.
+    Of several formats in a folder, "auto" takes the one with sparse points, but the first for a scene `of_run`: runs
+    that say "auto" are of a time when it did. Nor are poses of a run found anew: they would be in another frame.
     """
     folder, formats = look_at(path, format)
     if formats:
-        return resolve_files(readers.read(folder, formats, seeks_points), folder)
+        return resolve_files(readers.read(folder, formats, seeks_points=not of_run), folder)
+    out = _path(sfm_dir, "data.sfm_dir") if sfm_dir else None
+    if of_run and not os.path.exists(sparse := root_of(folder, out) / "sparse"):
+        raise SceneError(
+            f"{printable(folder)} has no camera poses: those of the run were found into {printable(sparse)}, which is "
+            "gone, and if found anew they would be in another frame. Put it back, give the folder that it is in now "
+            "with --data (with train, --data.sfm_dir), or train again"
+        )
     report(f"{printable(folder)} has no camera poses; they are looked for")
     if beside := poses_beside(folder):
         report(f"warning: {beside}")
-    solved = solve(folder, _path(sfm_dir, "data.sfm_dir") if sfm_dir else None, report)
+    solved = solve(folder, out, report)
     return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
 
 

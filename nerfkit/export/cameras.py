@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nerfkit.data.assemble import fitted_lens
-from nerfkit.data.capture import Capture, Points, PosedImage
+from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.pixels import image_header
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.colmap import writer as colmap
@@ -60,7 +60,7 @@ def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Cap
     """
     data, as_in_run = run.config.data, "images are named as in the run, without folders"
     try:
-        scene = load_capture(data.path, data.format, data.sfm_dir, lambda text: None, seeks_points=False)
+        scene = load_capture(data.path, data.format, data.sfm_dir, lambda text: None, of_run=True)
     except (UserError, OSError) as error:
         return capture, None, f"{as_in_run}: the scene is not at hand ({error})"
     folder, scene = _named_from_a_folder(scene)
@@ -91,7 +91,7 @@ def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Cap
         about_points = "no sparse points: the scene's cameras are not where the run's are"
     else:
         about_points = f"{len(scene.points.positions)} sparse points of the scene"
-        capture = replace(capture, points=_points_of(scene, capture))
+        capture = replace(capture, points=scene.of_images(capture.images).points)
     return capture, folder, about_points + about_masks
 
 
@@ -128,17 +128,6 @@ def _by_name(images: list[PosedImage]) -> dict[str, PosedImage]:
         counts = Counter(key(image.file) for image in images)
         by_name |= {key(image.file): image for image in images if counts[key(image.file)] == 1}
     return by_name
-
-
-def _points_of(scene: Capture, capture: Capture) -> Points:
-    """The scene's points, seen by the images that are exported."""
-    number = {image.name: index for index, image in enumerate(capture.images)}
-    new = np.array([number.get(image.name, -1) for image in scene.images], dtype=np.int64)
-    views = new[scene.points.views] if len(scene.points.views) else scene.points.views
-    of_point = np.repeat(np.arange(len(scene.points.positions)), scene.points.track_lengths)
-    known = views >= 0
-    lengths = np.bincount(of_point[known], minlength=len(scene.points.positions))
-    return replace(scene.points, track_lengths=lengths, views=views[known])
 
 
 def refusals(capture: Capture) -> dict[str, str]:

@@ -19,6 +19,7 @@ from nerfkit.export.grid import BLOCK, Grid, Piece, joined, occupied_blocks, pie
 from nerfkit.export.views import Seen, View, Views
 from nerfkit.export.writing import EmptyError, Work, linear, needs_double, optional, oriented_columns, ply_bytes
 from nerfkit.model.base import Model
+from nerfkit.rendering.image_renderer import foretold
 
 FORMATS = ("ply", "glb")
 POINTS_AT_ONCE = 2**18  # whose density is evaluated
@@ -238,7 +239,7 @@ def _seen_colors(mesh: Mesh, views: Views, cell: float, device: torch.device) ->
     vertices, normals, middles = (torch.from_numpy(x).float() for x in (mesh.vertices, mesh.normals, middles))
     best = torch.zeros(len(vertices), BEST)  # scores of the best cameras, on the CPU
     colors = torch.zeros(len(vertices), BEST, 3, dtype=torch.uint8)
-    for view in tqdm(views, total=len(views), desc="colors", unit="view"):
+    for view in foretold(tqdm(views, total=len(views), desc="colors", unit="view")):
         parts = [view.see(chunk.to(device)) for chunk in (*vertices.split(CHUNK), *middles.split(CHUNK))]
         surface = Seen(*(torch.cat(values) for values in zip(*parts, strict=True)))
         occluder = Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.export.writing import Arrays, Work
-from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.image_renderer import ImageRenderer, foretold
 
 MOST_LOADED = 2**31  # bytes of views in memory
 
@@ -97,7 +97,7 @@ class Views:
 
     def render(self) -> None:
         """Render what an earlier attempt has not."""
-        for view in tqdm(range(len(self)), desc="views", unit="view"):
+        for view in foretold(tqdm(range(len(self)), desc="views", unit="view")):
             self._arrays(view)
 
     def _arrays(self, view: int) -> Arrays:

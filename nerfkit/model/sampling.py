@@ -57,6 +57,7 @@ class OccupancySampler(OccupancyGrid):
     ops = ("march", "count_visible", "compact_samples")
     early_stop_transmittance = 1e-3  # where a ray ends
     march_capacity_ratio = 6.0  # of a capacity: marched intervals for each that is rendered
+    passes_of_capacity = 0.0  # and those whose density is evaluated, in each of two passes; 0: all, in one
 
     @abstractmethod
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,7 +80,9 @@ class OccupancySampler(OccupancyGrid):
             t_starts, t_ends, ray_offsets = self.march(rays, jitter, march_capacity)
             ray_offsets, are_marched = truncate_offsets(ray_offsets, len(t_starts))
             marched = Intervals(t_starts, t_ends, ray_offsets)
-            kept = self._kept(rays, marched, self._density(rays, marched, density_fn, waits), waits)
+            room = None if waits else int(capacity * (self.passes_of_capacity or self.march_capacity_ratio))
+            density, are_known = self._density(rays, marched, density_fn, room)
+            kept, are_known = self._kept(rays, marched, density, are_known, room)
             n_rows = len(kept.t_starts) if waits else capacity
             ray_offsets, are_kept = truncate_offsets(kept.ray_offsets, n_rows)
             positions, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *kept, ray_offsets, n_rows)
@@ -92,44 +95,56 @@ class OccupancySampler(OccupancyGrid):
             origins, directions = (x.index_select(0, ray_index) for x in rays[:2])  # [N, 3]; summed back without a sort
             moved = origins + directions * middle  # [N, 3]
             positions = positions + (moved - moved.detach())
-        return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, are_marched & are_kept)
+        return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, are_marched & are_known & are_kept)
 
     def fade_in(self, samples: Samples, density: Tensor, rgb: Tensor) -> None:
         """Change gradients of the samples' density [N] and rgb [N, 3] in the first steps; here they stay."""
 
-    def _kept(self, rays: Rays, marched: Intervals, density: Tensor, waits: bool) -> Intervals:
+    def _kept(
+        self, rays: Rays, marched: Intervals, density: Tensor, are_known: Tensor, room: int | None
+    ) -> tuple[Intervals, Tensor]:
         """Of the marched intervals, with their `density` [M], the visible ones of an opacity that counts: a small part
-        of all. NaN counts, for the loss has to show it."""
-        ray_offsets = offsets_from_counts(count_visible(density, *marched, self.early_stop_transmittance))
-        n_rows = int(ray_offsets[-1]) if waits else len(marched.t_starts)
+        of all, and none of a ray whose densities are not known. NaN counts, for the loss has to show it. And which rays
+        [R] are known and have their visible intervals among the first `room`."""
+        n_visible = count_visible(density, *marched, self.early_stop_transmittance)  # [R]
+        ray_offsets, n_rows = offsets_from_counts(n_visible * are_known), room
+        if room is None:
+            n_rows = int(ray_offsets[-1])
+        else:
+            ray_offsets, fit = truncate_offsets(ray_offsets, room)
+            are_known = are_known & fit
         _, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *marched, ray_offsets, n_rows)  # visible
         row = torch.arange(n_rows, device=ray_index.device)
         source = row + (marched.ray_offsets - ray_offsets)[ray_index]  # row of the marched interval
         density = density[source.clamp(max=len(density) - 1)]
         is_kept = ~(-torch.expm1(-density * (t_ends - t_starts)) < self.threshold) & (row < ray_offsets[-1])
         up_to = offsets_from_counts(is_kept)  # [n_rows+1] kept before each row
-        if waits:
-            return Intervals(t_starts[is_kept], t_ends[is_kept], up_to[ray_offsets])
+        if room is None:
+            return Intervals(t_starts[is_kept], t_ends[is_kept], up_to[ray_offsets]), are_known
         target = torch.where(is_kept, up_to[:-1], n_rows)  # the row behind all others takes what is not kept
         t_starts, t_ends = (t.new_zeros(n_rows + 1).scatter(0, target, t)[:-1] for t in (t_starts, t_ends))
-        return Intervals(t_starts, t_ends, up_to[ray_offsets])
+        return Intervals(t_starts, t_ends, up_to[ray_offsets]), are_known
 
-    def _density(self, rays: Rays, marched: Intervals, density_fn: DensityFn, waits: bool) -> Tensor:
-        """Density [M] of the marched intervals, of all of them; or, where they are many, in two passes: of the first of
-        each ray, then of the others where those leave the ray visible, else 0.
+    def _density(
+        self, rays: Rays, marched: Intervals, density_fn: DensityFn, room: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Density [M] of the marched intervals, and which rays [R] it is known of: all, if `room` is None.
 
-        What is visible is the same, if `density_fn` does not depend on the batch.
+        Where they are many, in two passes, each of the rays that fit into `room`: of the first of each ray, then of the
+        others where those leave the ray visible, else 0; what is visible is the same, if `density_fn` does not depend
+        on the batch.
         """
         n_rows, counts = len(marched.t_starts), marched.ray_offsets.diff()  # [R]
-        if not waits or n_rows < TWO_PASS_THRESHOLD:
-            return density_fn(compact_samples(*rays[:2], *marched, marched.ray_offsets, n_rows)[0])
-        density = torch.zeros_like(marched.t_starts)
+        are_known = torch.ones_like(counts, dtype=torch.bool)
+        if n_rows < TWO_PASS_THRESHOLD if room is None else not self.passes_of_capacity:
+            return density_fn(compact_samples(*rays[:2], *marched, marched.ray_offsets, n_rows)[0]), are_known
+        density = marched.t_starts.new_zeros(n_rows + 1)  # the last is that of padding
         first = counts.clamp(max=FIRST_PASS_SAMPLES)
-        _evaluate_density(rays, marched, density_fn, 0, first, density)
-        passes = count_visible(density, *marched, self.early_stop_transmittance) > first  # [R]
+        are_known &= _evaluate_density(rays, marched, density_fn, 0, first, density, room)
+        passes = count_visible(density[:-1], *marched, self.early_stop_transmittance) > first  # [R]
         others = torch.where(passes, counts - first, 0)
-        _evaluate_density(rays, marched, density_fn, FIRST_PASS_SAMPLES, others, density)
-        return density
+        are_known &= _evaluate_density(rays, marched, density_fn, FIRST_PASS_SAMPLES, others, density, room)
+        return density[:-1], are_known
 
 
 class BoxSampler(OccupancySampler):
@@ -172,7 +187,7 @@ class ContractedSampler(OccupancySampler):
         self.register_buffer("full_gradients_from", torch.zeros(()), persistent=False)  # distance from a camera
         self.has_faded_in = False
         if config.cone_angle < 1 / 128:  # of finer intervals more are behind a surface
-            self.march_capacity_ratio = 8.0
+            self.march_capacity_ratio, self.passes_of_capacity = 16.0, 4.0
 
     @property
     def max_samples_per_ray(self) -> float:
@@ -236,17 +251,23 @@ def box_of(config: Config) -> Tensor:
 
 
 def _evaluate_density(
-    rays: Rays, marched: Intervals, density_fn: DensityFn, skip: int, counts: Tensor, density: Tensor
-) -> None:
-    """Write the density of `counts` [R] intervals of each ray, from its interval number `skip` on."""
+    rays: Rays, marched: Intervals, density_fn: DensityFn, skip: int, counts: Tensor, density: Tensor, room: int | None
+) -> Tensor:
+    """Write the density of `counts` [R] intervals of each ray, from its interval number `skip` on; returns which rays
+    [R] fit into `room`, all if that is None."""
     t_starts, t_ends, ray_offsets = marched
-    offsets = offsets_from_counts(counts)
-    n_rows = int(offsets[-1])
+    offsets, fit = offsets_from_counts(counts), torch.ones_like(counts, dtype=torch.bool)
+    if room is None:
+        n_rows = int(offsets[-1])
+    else:
+        n_rows, (offsets, fit) = room, truncate_offsets(offsets, room)
     source_offsets = ray_offsets.clamp(max=max(len(t_starts) - skip, 0))
     positions, *_, ray_index = compact_samples(
         *rays[:2], t_starts[skip:], t_ends[skip:], source_offsets, offsets, n_rows
     )
     shift = ray_offsets[:-1] + skip - offsets[:-1]  # [R]
-    target = torch.arange(n_rows, device=shift.device) + shift[ray_index]
+    row = torch.arange(n_rows, device=shift.device)
+    target = torch.where(row < offsets[-1], row + shift[ray_index], len(t_starts))  # that of padding comes last
     for rows, points in zip(target.split(MAX_ROWS), positions.split(MAX_ROWS), strict=True):
         density[rows] = density_fn(points).to(density.dtype)
+    return fit

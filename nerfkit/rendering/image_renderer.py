@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.device import out_of_memory
@@ -18,7 +21,24 @@ from nerfkit.ops.packed import ray_indices, sum_rays
 
 OUTPUTS = ("rgb", "depth", "median_depth", "opacity", "normal", "samples")
 MIN_CHUNK, MAX_CHUNK = 64, 2**20  # rays
+UNITS, LONG = (("hours", 3600), ("minutes", 60), ("seconds", 1)), 20  # of a duration; seconds that are announced
 RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
+
+
+def duration(seconds: float) -> str:
+    """A rough time in words."""
+    unit, length = next((unit for unit in UNITS if seconds >= 2 * unit[1]), UNITS[-1])
+    return f"{max(1, round(seconds / length))} {unit}"
+
+
+def foretold(bar: tqdm) -> Iterator[Any]:
+    """What a bar goes over; after the second, a line on how long the others take, where that is long."""
+    began = 0.0
+    for number, item in enumerate(bar):
+        if number == 2 and (left := (time.perf_counter() - began) * (len(bar) - 2)) > LONG:
+            tqdm.write(f"{bar.desc}: about {duration(left)} more")
+        began = time.perf_counter()
+        yield item
 
 
 @contextmanager

@@ -120,7 +120,10 @@ def color_bar(colormap: str, low: float, high: float, label: str, beyond: str = 
 
 
 def comparison_image(truth: Tensor, render: Tensor, name: str, score: float) -> Tensor:
-    """Truth, render and error of a view beside a color bar; errors of 0.25 and more are the brightest."""
+    """Truth, render and error of a view beside a color bar; errors of 0.25 and more are the brightest. Pixels of small
+    images are drawn as squares."""
+    side = max(1, LEAST // max(truth.shape[:2]))
+    truth, render = (x.repeat_interleave(side, dim=0).repeat_interleave(side, dim=1) for x in (truth, render))
     error = colorize((render - truth).abs().mean(-1), 0, 0.25, "inferno")
     bar = color_bar("inferno", 0, 0.25, "error (1: full range)", "max", len(truth))
     titles = f"truth\n{name}", f"render\nPSNR {score:.2f} dB", "error\n|render - truth|", ""

@@ -91,13 +91,15 @@ def _around(like: Cameras, target: Tensor, up: Tensor, azimuths: Tensor, elevati
 
 
 def sway(like: Cameras, target: Tensor, up: Tensor, n_frames: int) -> Cameras:
-    """An ellipse among cameras that look one way, as wide as they are spread, looking at `target`. Closed."""
+    """An ellipse among cameras that look one way, as wide as they are spread, looking at `target` from their mean
+    distance. Closed."""
     middle = like.positions.mean(dim=0)
     right = F.normalize(torch.linalg.cross(target - middle, up), dim=0)
     axes = torch.stack([right, F.normalize(torch.linalg.cross(right, target - middle), dim=0)])  # [2, 3]
     spread = ((like.positions - middle) @ axes.T).square().mean(dim=0).sqrt()
     angles = torch.arange(n_frames) / n_frames * 2 * math.pi
-    eyes = middle + (torch.stack([torch.cos(angles), torch.sin(angles)], dim=1) * spread) @ axes
+    offsets = middle - target + (torch.stack([torch.cos(angles), torch.sin(angles)], dim=1) * spread) @ axes
+    eyes = target + F.normalize(offsets, dim=1) * (like.positions - target).norm(dim=1).mean()
     return _with_poses(like, look_at(eyes, target, up))
 
 

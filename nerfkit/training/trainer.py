@@ -284,7 +284,7 @@ class Trainer:
         rates = (self.learning_rate(), *self.adjustments.rates(self.progress))
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"].fill_(rate)
-        decay_tables(self.model, self.config.trainer, self.step, self.learning_rate())
+        decay_tables(self.model, self.config, self.step, self.learning_rate())
         self.views.progress.fill_(self.progress)
         self.held_back.hold(self.progress)
         self.views.source.advance(self.step)

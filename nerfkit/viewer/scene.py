@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from os.path import exists
 from typing import Any
 
 import numpy as np
@@ -107,8 +106,6 @@ class ViewerScene:
         """Add images and points from the scene's folder; raises UserError if they are not there, or if the cameras are
         not those that were `given`."""
         data = self.config.data
-        if not exists(data.path):
-            raise UserError(f"its folder {data.path} is not there")
         scene = scene_of(self.config, self.transform)
         views = scene.split("train")
         poses = views.cameras.camera_to_world

@@ -153,11 +153,13 @@ def with_depth(folder: Path, capture: Capture) -> Capture:
         inner = {image.name: WITHIN.sub("", image.name) for image in capture.images}
         found, notes = find_masks(place.parent, inner.values(), place.name, MEASURED)
         files = {name: DepthFile(found[key]) for name, key in inner.items() if key in found}
-    found = {name: depth._replace(confidence=_confidence(depth.file)) for name, depth in files.items()}
+    found = {name: depth._replace(confidence=_confidence(folder, depth.file)) for name, depth in files.items()}
     images = [replace(image, depth=found.get(image.name)) for image in capture.images]
     return replace(capture, images=images, notes=notes_of(*capture.notes, *notes))
 
 
-def _confidence(file: Path) -> Path | None:
-    names = [f"{place}/{file.stem}{ending}" for place in CONFIDENCES for ending in MEASURED]
-    return first_there(file.parent.parent, names)
+def _confidence(folder: Path, file: Path) -> Path | None:
+    """The confidence of a file of depth: below a folder beside one that it is in, as it is below that."""
+    within = [above for above in file.parents if folder in above.parents] or [file.parent]
+    inner = [(above.parent, file.relative_to(above).with_suffix(ending)) for above in within for ending in MEASURED]
+    return next((at / c / name for at, name in inner for c in CONFIDENCES if os.path.lexists(at / c / name)), None)

@@ -169,9 +169,10 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
 
     Values that are those of `before`, which a run that goes on states, were decided then.
     """
-    named = config.data.path, config.eval.lpips
-    path, lpips = (str(Path(name).expanduser().resolve()) if name else "" for name in named)
-    config = replace(config, data=replace(config.data, path=path), eval=replace(config.eval, lpips=lpips))
+    named = config.data.path, config.data.sfm_dir, config.eval.lpips
+    path, poses, lpips = (str(Path(name).expanduser().resolve()) if name else "" for name in named)
+    data = replace(config.data, path=path, sfm_dir=poses)
+    config = replace(config, data=data, eval=replace(config.eval, lpips=lpips))
     config_module.check(config)
     decisions = {name: old for name, old in before.items() if attrgetter(name)(config) == old.value}
     decisions |= getattr(config, "decisions", {})

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nerfkit.config import TrainerConfig
+from nerfkit.config import Config, TrainerConfig
 from nerfkit.config.recipe import FAST_RATE
 from nerfkit.model.base import Model
 from nerfkit.ops import lazy_adam
@@ -18,7 +18,8 @@ from nerfkit.ops import lazy_adam
 DTYPES = (torch.float32, torch.float64)
 DECAY_EVERY = 16  # steps; a table is read and written as a whole, which would take a good part of each step's time
 
-GRID_WEIGHT_DECAY = 0.1  # of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md
+# Of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md.
+GRID_WEIGHT_DECAY = {"box": 0.1, "contracted": 0.03}
 LR_WARMUP = 100  # steps in which the learning rate rises; of a short training a tenth
 
 
@@ -33,7 +34,7 @@ def learning_rate(settings: TrainerConfig, step: int, progress: float) -> float:
 
 
 @torch.no_grad()
-def decay_tables(model: Model, settings: TrainerConfig, step: int, rate: float) -> None:
+def decay_tables(model: Model, config: Config, step: int, rate: float) -> None:
     r"""Every `DECAY_EVERY` steps, as if each of them had shrunk the model's tables,
 
     .. math:: x \leftarrow (1 - rate \cdot decay)\, x
@@ -41,9 +42,9 @@ def decay_tables(model: Model, settings: TrainerConfig, step: int, rate: float) 
     beside the optimiser's step, so that all features shrink alike, whatever their gradients. Source: I. Loshchilov and
     F. Hutter, "Decoupled weight decay regularization" (arXiv:1711.05101).
     """
-    if settings.learning_rate == FAST_RATE and step % DECAY_EVERY == 0:
+    if config.trainer.learning_rate == FAST_RATE and step % DECAY_EVERY == 0:
         for table in model.tables():
-            table.mul_((1 - rate * GRID_WEIGHT_DECAY) ** DECAY_EVERY)
+            table.mul_((1 - rate * GRID_WEIGHT_DECAY[config.sampling.kind]) ** DECAY_EVERY)
 
 
 def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimizer:
