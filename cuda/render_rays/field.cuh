@@ -208,6 +208,10 @@ __device__ __forceinline__ void encode(const RenderArguments& a, const float (&p
   for (; l < a.levels.n_levels; ++l) level(std::true_type(), l);
 }
 
+__device__ __forceinline__ void copy_row(const __half* from, __half* to, int width) {  // a multiple of 8
+  for (int i = 0; i < width; i += 8) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+}
+
 __device__ __forceinline__ void store_harmonics(const float* direction, __half* row) {
   float values[HARMONICS];
   harmonics_of(direction, values);

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
       }
       if (ray >= 0 && !open && sent == kept && !own) {
         write_pixel(a, ray, seen);
-        ray = -1;
+        ray = -1, kept = sent = 0;
       }
       idle = __ballot_sync(FULL_MASK, ray < 0);
       if (more && __popc(idle) >= REFILL) {
@@ -82,7 +82,6 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
         if (ray < 0 && index < unsigned(a.march.n_rays)) {
           ray = int(index);
           open = begin(marcher, a.march, ray) && a.limit > 0;
-          kept = sent = 0;
           seen = Seen{};
           if (open)
             store_harmonics((const float*)a.march.directions + 3 * int64_t(ray), harmonics + lane * SHORT_STRIDE);
@@ -104,17 +103,21 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
     }
     if (idle == FULL_MASK) return;
 
-    // ---- density ----
-    bool keeps = false;
-    const bool found = marcher.window != 0;
-    if (__ballot_sync(FULL_MASK, found)) {
-      const int feature_row = kept % s.taps * feature_rows, geometry_row = kept % (s.lag + 1) * geometry_rows;
-      float2 ends = make_float2(0, 0);
+    // ---- density: of the next sample of each ray, and of as many more as there are lanes without a ray ----
+    const unsigned found = __ballot_sync(FULL_MASK, marcher.window != 0);
+    const int more_each = found ? min(__popc(idle) / __popc(found), WINDOW - 1) : 0;
+    const int feature_row = kept % s.taps * feature_rows, geometry_row = kept % (s.lag + 1) * geometry_rows;
+    if (found) {
+      int of = lane, skipped = 0;  // the lane of the ray; samples of it that other lanes take
+      const int rank = __popc(idle & lower);
+      if (ray < 0 && rank < more_each * __popc(found))
+        of = __fns(found, 0, rank / more_each + 1), skipped = rank % more_each + 1;
+      unsigned window = __shfl_sync(FULL_MASK, marcher.window, of);
+      const int base = __shfl_sync(FULL_MASK, marcher.base, of), number = __shfl_sync(FULL_MASK, ray, of);
+      const float start = __shfl_sync(FULL_MASK, marcher.start, of);
+      for (; skipped; --skipped) window &= window - 1;
       float point[3] = {};
-      if (found) {
-        ends = take_interval(marcher, a.march);
-        unit_position(a.march, ray, ends, point);
-      }
+      if (window) unit_position(a.march, number, ends_of(a.march, start, base + __ffs(window) - 1), point);
       encode<V>(a, point, s.n_dense, features + feature_row);
       __syncwarp();
       const unsigned row = shared_address(features + feature_row);
@@ -124,87 +127,102 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
         density_net(shared, s, block, __shfl_sync(FULL_MASK, row, 16 * m + lane % 16), result);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int of = 16 * m + g + 8 * r;  // the lane of the row
-          __half* to = geometry + __shfl_sync(FULL_MASK, geometry_row, of) + (of - lane) * SHORT_STRIDE + 2 * t;
+          const int at = 16 * m + g + 8 * r;  // the lane of the row
+          __half* to = geometry + __shfl_sync(FULL_MASK, geometry_row, at) + (at - lane) * SHORT_STRIDE + 2 * t;
           *reinterpret_cast<unsigned*>(to) = pack<__half>(result[0][2 * r], result[0][2 * r + 1]);
           *reinterpret_cast<unsigned*>(to + 8) = pack<__half>(result[1][2 * r], result[1][2 * r + 1]);
         }
       }
       __syncwarp();
-      if (found) {  // NaN is kept, as it has to be seen
-        const float log_density = float(geometry[geometry_row]) + a.density_bias;
+    }
+
+    for (int turn = 0; turn <= more_each; ++turn) {
+      // ---- keep: a sample of each ray, near to far ----
+      bool keeps = false;
+      if (marcher.window != 0) {
+        const int by =
+            turn == 0 ? lane : __fns(idle, 0, __popc(found & lower) * more_each + turn);  // whose rows it has
+        const __half* of_sample = geometry + (turn == 0 ? geometry_row : (by - lane) * SHORT_STRIDE);
+        const float2 ends = ends_of(a.march, marcher.start, marcher.base + __ffs(marcher.window) - 1);
+        const float log_density = float(of_sample[0]) + a.density_bias;
         const float density = expf(log_density > MAX_LOG_DENSITY ? MAX_LOG_DENSITY : log_density);
-        keeps = !(-expm1f(-density * (ends.y - ends.x)) < threshold);
-        if (keeps) weights[kept++ % (s.lag + 1) * 32] = seen.add(density, ends);
+        marcher.window &= marcher.window - 1;
+        keeps = !(-expm1f(-density * (ends.y - ends.x)) < threshold);  // also NaN, as it has to be seen
+        if (keeps) {
+          if (turn > 0) {
+            copy_row(features + (by - lane) * s.feature_stride(), features + kept % s.taps * feature_rows, s.channels);
+            copy_row(of_sample, geometry + kept % (s.lag + 1) * geometry_rows, GEOMETRY);
+          }
+          weights[kept++ % (s.lag + 1) * 32] = seen.add(density, ends);
+        }
         const float tau = density * (ends.y - ends.x), most = CompositeLimits<float>::max_thickness;
         seen.stopped += tau > most ? most : tau;
         if (!(seen.stopped < a.limit)) open = false, marcher.window = marcher.ahead = 0;
       }
-    }
 
-    // ---- context: a sample of each ray that has one to send ----
-    const bool sends = keeps ? kept - sent > s.lag : ray >= 0 && !open && sent < kept;
-    const unsigned sending = __ballot_sync(FULL_MASK, sends);
-    if (sending) {
-      const int at = count + __popc(sending & lower), place = (head + at) % QUEUE;
-      __half* row = queue + place * s.queue_stride();
-      if (sends) {
-        own |= 1ull << at;
-        owners[place] = lane;
-        waiting[place] = weights[sent % (s.lag + 1) * 32];
-        const auto* from = reinterpret_cast<const uint4*>(geometry + sent % (s.lag + 1) * geometry_rows);
-        reinterpret_cast<uint4*>(row)[0] = from[0], reinterpret_cast<uint4*>(row)[1] = from[1];
-        if (s.context) convolve(features, feature_rows, s, taps, sent, kept, row + GEOMETRY);
-        ++sent;
-      }
-      __syncwarp();
-      if (LLTM) {
-        const unsigned encoded = shared_address(row + GEOMETRY);
-        const int offset = place * s.queue_stride() + GEOMETRY + s.channels;  // of the state
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const unsigned address = __shfl_sync(FULL_MASK, encoded, 16 * m + lane % 16);
-          states.step(m, sending, shared, s, block, address);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int of = 16 * m + g + i % 2 * 8;
-            __half* to = queue + __shfl_sync(FULL_MASK, offset, of) + i / 2 * 8 + 2 * t;
-            if (sending >> of & 1) *reinterpret_cast<unsigned*>(to) = states.h[m].value[0][i];
-          }
+      // ---- context: a sample of each ray that has one to send ----
+      const bool sends = keeps ? kept - sent > s.lag : ray >= 0 && !open && sent < kept;
+      const unsigned sending = __ballot_sync(FULL_MASK, sends);
+      if (sending) {
+        const int at = count + __popc(sending & lower), place = (head + at) % QUEUE;
+        __half* row = queue + place * s.queue_stride();
+        if (sends) {
+          own |= 1ull << at;
+          owners[place] = lane;
+          waiting[place] = weights[sent % (s.lag + 1) * 32];
+          copy_row(geometry + sent % (s.lag + 1) * geometry_rows, row, GEOMETRY);
+          if (s.context) convolve(features, feature_rows, s, taps, sent, kept, row + GEOMETRY);
+          ++sent;
         }
         __syncwarp();
+        if (LLTM) {
+          const unsigned encoded = shared_address(row + GEOMETRY);
+          const int offset = place * s.queue_stride() + GEOMETRY + s.channels;  // of the state
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            const unsigned address = __shfl_sync(FULL_MASK, encoded, 16 * m + lane % 16);
+            states.step(m, sending, shared, s, block, address);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const int of = 16 * m + g + i % 2 * 8;
+              __half* to = queue + __shfl_sync(FULL_MASK, offset, of) + i / 2 * 8 + 2 * t;
+              if (sending >> of & 1) *reinterpret_cast<unsigned*>(to) = states.h[m].value[0][i];
+            }
+          }
+          __syncwarp();
+        }
+        count += __popc(sending);
       }
-      count += __popc(sending);
-    }
 
-    // ---- color: of full tiles; of less if rays only wait for it ----
-    const bool goes_on = ray >= 0 && (open || sent < kept), waits = ray >= 0 && !goes_on;
-    const unsigned going = __ballot_sync(FULL_MASK, goes_on), behind = __ballot_sync(FULL_MASK, waits && own);
-    const bool at_once = going == 0 || __popc(behind) >= REFILL;
-    while (count >= TILE || (at_once && count > 0)) {
-      const int place = (head + lane % TILE) % QUEUE;
-      float result[OUT / 8][4];
-      color_net(shared, s, block, shared_address(queue + place * s.queue_stride()),
-                shared_address(harmonics + owners[place] * SHORT_STRIDE), result);
-      __syncwarp();
+      // ---- color: of full tiles; of less if rays only wait for it ----
+      const bool goes_on = ray >= 0 && (open || sent < kept), waits = ray >= 0 && !goes_on;
+      const unsigned going = __ballot_sync(FULL_MASK, goes_on), behind = __ballot_sync(FULL_MASK, waits && own);
+      const bool at_once = going == 0 || __popc(behind) >= REFILL;
+      while (count >= TILE || (at_once && count > 0)) {
+        const int place = (head + lane % TILE) % QUEUE;
+        float result[OUT / 8][4];
+        color_net(shared, s, block, shared_address(queue + place * s.queue_stride()),
+                  shared_address(harmonics + owners[place] * SHORT_STRIDE), result);
+        __syncwarp();
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {  // [3] float32, over what the sample's row held
-        auto* to = reinterpret_cast<float*>(queue + (head + g + 8 * r) % QUEUE * s.queue_stride()) + 2 * t;
-        if (t < 2) to[0] = sigmoid(result[0][2 * r]);
-        if (t < 1) to[1] = sigmoid(result[0][2 * r + 1]);
-      }
-      __syncwarp();
-      for (unsigned samples = unsigned(own) & ((1u << TILE) - 1); samples; samples &= samples - 1) {
-        const int from = (head + __ffs(samples) - 1) % QUEUE;
-        const auto* color = reinterpret_cast<const float*>(queue + from * s.queue_stride());
-        const float weight = waiting[from];
+        for (int r = 0; r < 2; ++r) {  // [3] float32, over what the sample's row held
+          auto* to = reinterpret_cast<float*>(queue + (head + g + 8 * r) % QUEUE * s.queue_stride()) + 2 * t;
+          if (t < 2) to[0] = sigmoid(result[0][2 * r]);
+          if (t < 1) to[1] = sigmoid(result[0][2 * r + 1]);
+        }
+        __syncwarp();
+        for (unsigned samples = unsigned(own) & ((1u << TILE) - 1); samples; samples &= samples - 1) {
+          const int from = (head + __ffs(samples) - 1) % QUEUE;
+          const auto* color = reinterpret_cast<const float*>(queue + from * s.queue_stride());
+          const float weight = waiting[from];
 #pragma unroll
-        for (int i = 0; i < 3; ++i) seen.color[i] += weight * color[i];
+          for (int i = 0; i < 3; ++i) seen.color[i] += weight * color[i];
+        }
+        __syncwarp();
+        own >>= TILE;
+        head = (head + TILE) % QUEUE;
+        count = max(count - TILE, 0);
       }
-      __syncwarp();
-      own >>= TILE;
-      head = (head + TILE) % QUEUE;
-      count = max(count - TILE, 0);
     }
   }
 }

@@ -166,13 +166,11 @@ __device__ __forceinline__ void look_up(Marcher& m, const MarchArguments& in) {
   m.next += WINDOW;
 }
 
-// Takes the next occupied interval out of the window: where it begins and ends.
-__device__ __forceinline__ float2 take_interval(Marcher& m, const MarchArguments& in) {
-  const int k = m.base + __ffs(m.window) - 1;
-  m.window &= m.window - 1;
+// Where interval k of a ray begins and ends; start as in Marcher.
+__device__ __forceinline__ float2 ends_of(const MarchArguments& in, float start, int k) {
   if (in.t_edges) return make_float2(edges_of(in).end(0.f, k), edges_of(in).end(0.f, k + 1));
   const Steps<float> steps = steps_of(in);
-  const float t = m.start + float(k) * steps.step;
+  const float t = start + float(k) * steps.step;
   return make_float2(t - steps.half, t + steps.half);
 }
 
