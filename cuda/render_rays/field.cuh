@@ -156,56 +156,86 @@ __device__ __forceinline__ void fill_block(unsigned char* shared, const RenderAr
   }
 }
 
-// The features of a point in [0, 1]^3 on a level, whose first row is `rows`. A lane has all eight corners, in the order
-// of memory and of the sums of grid_encode_forward_levels: the features have the same bits.
+// Corners of two lanes' points, in [0, 1]^3, on a level. Each lane has the four of both on its side, lower or upper, of
+// the first axis of memory, so that neighbours in memory are asked for by one instruction. Features have the bits of
+// grid_encode_forward_levels.
 template <int V, bool HASHED>
-__device__ __forceinline__ Vec<__half, V> encode_level(const float (&point)[3], const Vec<__half, V>* rows,
-                                                       int resolution, uint32_t mask) {
-  const uint32_t side = resolution + 1;
-  uint32_t at[3];
-  float u[3];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {  // axes in the order of memory
-    const float scaled = point[HASHED ? i : (i + 2) % 3] * float(resolution);
-    const int cell = min(int(scaled), resolution - 1);
-    at[i] = cell, u[i] = scaled - float(cell);
-  }
-  const uint32_t factor[2] = {HASHED ? HASH_Y : side * side, HASHED ? HASH_Z : side};
-  at[1] *= factor[0], at[2] *= factor[1];
-  float sum[2][V] = {};
-  Vec<__half, V> corner[8];
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const uint32_t a = at[0] + (k >> 2), b = at[1] + (k >> 1 & 1) * factor[0], c = at[2] + (k & 1) * factor[1];
-    corner[k] = rows[HASHED ? (a ^ b ^ c) & mask : a + b + c];
-  }
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const float w = (k & 4 ? u[0] : 1 - u[0]) * (k & 2 ? u[1] : 1 - u[1]) * (k & 1 ? u[2] : 1 - u[2]);
-#pragma unroll
-    for (int v = 0; v < V; ++v) sum[k >> 2][v] += w * float(corner[k].v[v]);
-  }
-  Vec<__half, V> out;
-#pragma unroll
-  for (int v = 0; v < V; ++v) out.v[v] = __half(sum[0][v] + sum[1][v]);
-  return out;
-}
+struct Corners {
+  using Row = std::conditional_t<V == 2, unsigned, uint2>;
+  float u[2][3];  // of the even lane's point, of the odd lane's: where in its cell
+  Row rows[2][4];
 
-// The features of this lane's point on all levels, to its row.
+  __device__ __forceinline__ void load(const float (&point)[2][3], bool odd, const void* table, int64_t first_row,
+                                       int resolution, uint32_t mask) {
+    const uint32_t side = resolution + 1;
+    const uint32_t factor[2] = {HASHED ? HASH_Y : side * side, HASHED ? HASH_Z : side};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t at[3];
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) {  // in the order of memory
+        const float scaled = point[i][HASHED ? axis : (axis + 2) % 3] * float(resolution);
+        const int cell = min(int(scaled), resolution - 1);
+        at[axis] = cell, u[i][axis] = scaled - float(cell);
+      }
+      at[0] += odd, at[1] *= factor[0], at[2] *= factor[1];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {  // past L1, which has better use for what little memory it is left
+        const uint32_t b = at[1] + (k >> 1) * factor[0], c = at[2] + (k & 1) * factor[1];
+        rows[i][k] =
+            __ldcg(static_cast<const Row*>(table) + first_row + (HASHED ? (at[0] ^ b ^ c) & mask : at[0] + b + c));
+      }
+    }
+  }
+
+  __device__ __forceinline__ Vec<__half, V> features(bool odd) const {
+    float sum[2][V] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const auto& values = reinterpret_cast<const Vec<__half, V>&>(rows[i][k]);
+        const float w =
+            (odd ? u[i][0] : 1 - u[i][0]) * (k & 2 ? u[i][1] : 1 - u[i][1]) * (k & 1 ? u[i][2] : 1 - u[i][2]);
+#pragma unroll
+        for (int v = 0; v < V; ++v) sum[i][v] += w * float(values.v[v]);
+      }
+    Vec<__half, V> out;
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      out.v[v] = __half((odd ? sum[1][v] : sum[0][v]) + __shfl_xor_sync(FULL_MASK, odd ? sum[0][v] : sum[1][v], 1));
+    return out;
+  }
+};
+
+// The features of this lane's point on all levels, to its row; several levels are loaded before the first is used.
 template <int V>
-__device__ __forceinline__ void encode(const RenderArguments& a, const float (&point)[3], int n_dense, __half* row) {
-  using Features = Vec<__half, V>;
-  const auto* table = static_cast<const Features*>(a.table);
-  auto* to = reinterpret_cast<Features*>(row);
-  const auto level = [&](auto hashed, int l) {
-    to[l] = encode_level<V, hashed.value>(point, table + a.levels.first_row[l], a.levels.resolution[l],
-                                          a.levels.max_entries - 1);
+__device__ __forceinline__ void encode(const RenderArguments& a, const float (&own)[3], int n_dense, __half* row) {
+  constexpr int TOGETHER = 8 / V;
+  const bool odd = threadIdx.x % 2;
+  float point[2][3];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    const float other = __shfl_xor_sync(FULL_MASK, own[axis], 1);
+    point[0][axis] = odd ? other : own[axis], point[1][axis] = odd ? own[axis] : other;
+  }
+  const auto levels = [&](auto hashed, int first, int end) {
+    for (; first < end; first += TOGETHER) {
+      Corners<V, hashed.value> corners[TOGETHER];
+#pragma unroll
+      for (int j = 0; j < TOGETHER; ++j) {
+        const int l = min(first + j, end - 1);
+        corners[j].load(point, odd, a.table, a.levels.first_row[l], a.levels.resolution[l], a.levels.max_entries - 1);
+      }
+#pragma unroll
+      for (int j = 0; j < TOGETHER; ++j) {
+        const Vec<__half, V> features = corners[j].features(odd);
+        if (first + j < end) reinterpret_cast<Vec<__half, V>*>(row)[first + j] = features;
+      }
+    }
   };
-  int l = 0;
-#pragma unroll 2
-  for (; l < n_dense; ++l) level(std::false_type(), l);
-#pragma unroll 2
-  for (; l < a.levels.n_levels; ++l) level(std::true_type(), l);
+  levels(std::false_type(), 0, n_dense);
+  levels(std::true_type(), n_dense, a.levels.n_levels);
 }
 
 __device__ __forceinline__ void copy_row(const __half* from, __half* to, int width) {  // a multiple of 8
