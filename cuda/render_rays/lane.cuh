@@ -61,9 +61,8 @@ struct Marcher {
   }
 };
 
-__device__ __forceinline__ GrowingSteps<float> edges_of(const MarchArguments& in) {
-  return {(const float*)in.t_edges, in.n_intervals};
-}
+// Distance at which interval k of t_edges begins.
+__device__ __forceinline__ float edge(const MarchArguments& in, int k) { return __ldg((const float*)in.t_edges + k); }
 __device__ __forceinline__ Steps<float> steps_of(const MarchArguments& in) {
   return {float(in.limits.step), float(in.limits.step / 2)};
 }
@@ -104,13 +103,13 @@ __device__ __forceinline__ bool begin(Marcher& m, const MarchArguments& in, int 
 // of a probe that finds nothing, or else says up to where cells have to be looked up.
 __device__ __forceinline__ void approach(Marcher& m, const MarchArguments& in, const Coarse& coarse) {
   if (in.t_edges) {
-    const GrowingSteps<float> t_edges = edges_of(in);
-    m.at_end = m.next >= t_edges.n_intervals;
+    m.at_end = m.next >= in.n_intervals;
     if (m.at_end) return;
     const bool is_wide = m.fine_steps == 0;
-    const int end = min(m.next + (is_wide ? WIDE : 1) * m.span, t_edges.n_intervals);
-    const Segment<float> part =
-        segment(m.contracted(in.grid), in.grid, t_edges.middle(0.f, m.next), t_edges.middle(0.f, end - 1));
+    const int end = min(m.next + (is_wide ? WIDE : 1) * m.span, in.n_intervals);
+    const float first = (edge(in, m.next) + edge(in, m.next + 1)) * 0.5f,
+                last = (edge(in, end - 1) + edge(in, end)) * 0.5f;
+    const Segment<float> part = segment(m.contracted(in.grid), in.grid, first, last);
     const float probed = (is_wide ? WIDE : 1) * PROBED;
     if (!(part.reach <= probed)) {  // the probe covers too little: fewer intervals
       if (m.span > WINDOW)
@@ -135,40 +134,44 @@ __device__ __forceinline__ void approach(Marcher& m, const MarchArguments& in, c
   const auto finds = [&](auto wide, int span) {  // at the middle of the next ones
     const float t = m.start + (float(m.next) + 0.5f * float(span - 1)) * steps.step;
     const float at[3] = {m.o[0] + m.d[0] * t, m.o[1] + m.d[1] * t, m.o[2] + m.d[2] * t};
-    return probe<wide.value>(coarse, at);
+    return span == 0 || probe<wide.value>(coarse, at);
   };
-  if (m.wide_span && !finds(std::integral_constant<int, WIDE>(), m.wide_span))
-    m.next += m.wide_span;
-  else if (m.span && !finds(std::integral_constant<int, 1>(), m.span))
-    m.next += m.span;
-  else
+  const bool wide = finds(std::integral_constant<int, WIDE>(), m.wide_span),
+             fine = finds(std::integral_constant<int, 1>(), m.span);
+  if (wide && fine)
     m.near_until = m.next + max(m.span, 1);
+  else
+    m.next += wide ? m.span : m.wide_span;
 }
 
 // The other looks up the next WINDOW intervals.
-template <bool INSIDE, class Ray, class Spacing>
-__device__ __forceinline__ unsigned occupied(const Ray& ray, const MarchGrid& grid, const Spacing& spacing, int first) {
-  const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(grid.occupancy);
-  Interval at[WINDOW];
-  unsigned found = 0;
-#pragma unroll
-  for (int i = 0; i < WINDOW; ++i) at[i] = interval<INSIDE>(ray, grid, spacing, float(first + i));
-#pragma unroll
-  for (int i = 0; i < WINDOW; ++i) found |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << i;
-  return found;
-}
-
 __device__ __forceinline__ void look_up(Marcher& m, const MarchArguments& in) {
-  if (in.t_edges)
-    m.ahead = occupied<true>(ContractedTileRay<float>{m.contracted(in.grid), 0}, in.grid, edges_of(in), m.next);
-  else
-    m.ahead = occupied<false>(m.in_box(), in.grid, steps_of(in), m.next);
+  const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(in.grid.occupancy);
+  Interval at[WINDOW];
+  if (in.t_edges) {
+    const ContractedRay<float> ray = m.contracted(in.grid);
+    float edges[WINDOW + 1];
+#pragma unroll
+    for (int i = 0; i <= WINDOW; ++i) edges[i] = edge(in, min(m.next + i, in.n_intervals));
+#pragma unroll
+    for (int i = 0; i < WINDOW; ++i) {
+      at[i] = interval_at(ray, in.grid, (edges[i] + edges[i + 1]) * 0.5f);
+      at[i].valid = at[i].valid && m.next + i < in.n_intervals;
+    }
+  } else {
+    const TileRay<float> ray = m.in_box();
+#pragma unroll
+    for (int i = 0; i < WINDOW; ++i) at[i] = interval<false>(ray, in.grid, steps_of(in), float(m.next + i));
+  }
+  m.ahead = 0;
+#pragma unroll
+  for (int i = 0; i < WINDOW; ++i) m.ahead |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << i;
   m.next += WINDOW;
 }
 
 // Where interval k of a ray begins and ends; start as in Marcher.
 __device__ __forceinline__ float2 ends_of(const MarchArguments& in, float start, int k) {
-  if (in.t_edges) return make_float2(edges_of(in).end(0.f, k), edges_of(in).end(0.f, k + 1));
+  if (in.t_edges) return make_float2(edge(in, k), edge(in, k + 1));
   const Steps<float> steps = steps_of(in);
   const float t = start + float(k) * steps.step;
   return make_float2(t - steps.half, t + steps.half);
