@@ -6,6 +6,7 @@
 
 #include "composite/args.h"
 #include "march/growing_steps.cuh"
+#include "march/wide.cuh"
 #include "render_rays/args.h"
 
 namespace nerfkit {
@@ -15,23 +16,6 @@ constexpr int WINDOW = 8;                            // intervals that are looke
 constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;        // intervals of a probe with t_edges: at first, at most
 constexpr int FINE_STEPS = 4;                        // probes of the fine grid before the next one of the wide grid
 constexpr float PROBED = float(BLOCK / 2) * 0.999f;  // cells around a probe that it covers
-
-// The coarse grid of march, and one in the same way of blocks of WIDE times as many cells along a side.
-constexpr int WIDE = 4;
-struct Coarse {
-  CoarseGrid fine, wide;
-};
-
-// Whether a cell within PROBED, times WIDE, of a point may be occupied; the point in cells.
-template <int SCALE>
-__device__ __forceinline__ bool probe(const Coarse& coarse, const float (&point)[3]) {
-  const CoarseGrid& grid = SCALE == 1 ? coarse.fine : coarse.wide;
-  uint32_t at[3];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis)
-    at[axis] = min(floor_saturated(point[axis] * (1.f / (BLOCK * SCALE)) + 0.5f), uint32_t(grid.blocks[axis]));
-  return grid.any[(at[0] * (grid.blocks[1] + 1) + at[1]) * (grid.blocks[2] + 1) + at[2]];
-}
 
 // Where a lane is on its ray.
 struct Marcher {
