@@ -255,19 +255,17 @@ __device__ __forceinline__ void convolve(const __half* features, int rows, const
                                          int count, __half* to) {
   const int begin = max(s.lag - n, 0), end = min(s.lag + count - n, s.taps);  // taps within the ray
   const int first = (n - s.lag + begin) % s.taps;                             // row of the first of them
-  constexpr int WIDTH = 16;                                                   // channels at a time
-  for (int c = 0; c < s.channels; c += WIDTH) {
-    float sum[WIDTH];
+  for (int c = 0; c < s.channels; c += 8) {
+    float sum[8];
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) sum[i] = taps[s.taps * s.channels + c + i];
+    for (int i = 0; i < 8; ++i) sum[i] = taps[s.taps * s.channels + c + i];
     for (int tap = begin, row = first; tap < end; ++tap, row = row + 1 < s.taps ? row + 1 : 0) {
-      const auto* values = reinterpret_cast<const Vec<__half, 8>*>(features + row * rows + c);
-      const Vec<__half, 8> value[2] = {values[0], values[1]};
+      float value[8];
+      load(features + row * rows + c, value);
 #pragma unroll
-      for (int i = 0; i < WIDTH; ++i) sum[i] += float(value[i / 8].v[i % 8]) * taps[tap * s.channels + c + i];
+      for (int i = 0; i < 8; ++i) sum[i] += value[i] * taps[tap * s.channels + c + i];
     }
-    store(to + c, reinterpret_cast<const float (&)[8]>(sum[0]));
-    store(to + c + 8, reinterpret_cast<const float (&)[8]>(sum[8]));
+    store(to + c, sum);
   }
 }
 
