@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block shares, the networks' weights, and what a warp has to itself: rows of half values, one for each of its
-// rays or for each sample in its queue. Networks take 16 rows at a time, as in mlp/layers.cuh.
+// Shared memory, of a block and of a warp; features; networks, which take 16 rows at a time, as in mlp/layers.cuh.
 
 #pragma once
 
@@ -87,8 +86,7 @@ struct BlockParts : Parts {
 
 // Of a warp: offsets in bytes from its part.
 struct WarpParts : Parts {
-  int features;   // [K, 32, feature_stride] of the last K samples of each ray that were kept; the next one's place is
-                  // the oldest one's
+  int features;   // [K, 32, feature_stride] of the last K samples of each ray that were kept, in turn
   int geometry;   // [lag + 1, 32, SHORT_STRIDE] in the same way
   int weights;    // [lag + 1, 32] float32
   int harmonics;  // [32, SHORT_STRIDE] of each ray's direction

@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
       const unsigned nears = __ballot_sync(FULL_MASK, near), aways = __ballot_sync(FULL_MASK, looks && !near);
       if (__popc(nears) >= __popc(aways)) {
         if (near) look_up(marcher, a.march);
-      } else {
-        if (looks && !near) approach(marcher, a.march, plan.coarse);
+      } else if (looks && !near) {
+        approach(marcher, a.march, plan.coarse);
       }
     }
     if (idle == FULL_MASK) return;

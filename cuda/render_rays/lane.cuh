@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ray of a lane: from one interval in an occupied cell to the next, past blocks without any, and what has been seen
-// so far. The intervals and their cells are those of the op march, bit for bit.
+// The ray of a lane: intervals in occupied cells, which are those of the op march, bit for bit, and what has been seen.
 
 #pragma once
 
@@ -14,7 +13,6 @@ namespace {
 
 constexpr int WINDOW = 8;                            // intervals that are looked up at a time
 constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;        // intervals of a probe with t_edges: at first, at most
-constexpr int FINE_STEPS = 4;                        // probes of the fine grid before the next one of the wide grid
 constexpr float PROBED = float(BLOCK / 2) * 0.999f;  // cells around a probe that it covers
 
 // Where a lane is on its ray.
@@ -27,10 +25,10 @@ struct Marcher {
   int near_until;         // up to this one, cells have to be looked up
   int span;               // intervals that a probe of the fine grid passes; 0: it covers none
   int wide_span;          // the same of the wide grid
-  int fine_steps;         // with t_edges, where a probe of the wide grid has WIDE times `span`: how many before that
-  unsigned window;        // occupied intervals of the WINDOW from `base` on
-  unsigned ahead;         // the same of those in front of `next`, for when the window is empty
-  bool at_end;            // of the ray
+  int fine_steps;   // with t_edges, where one of the wide grid has WIDE times `span`: probes of the fine grid before it
+  unsigned window;  // occupied intervals of the WINDOW from `base` on
+  unsigned ahead;   // the same of those in front of `next`, for when the window is empty
+  bool at_end;      // of the ray
 
   __device__ __forceinline__ ContractedRay<float> contracted(const MarchGrid& grid) const {
     const int most = max(grid.cells[0], max(grid.cells[1], grid.cells[2]));
@@ -99,12 +97,12 @@ __device__ __forceinline__ void approach(Marcher& m, const MarchArguments& in, c
       if (m.span > WINDOW)
         m.span /= 2;
       else if (is_wide)
-        m.fine_steps = FINE_STEPS;
+        m.fine_steps = WIDE;
       else
         m.near_until = end;
     } else if (is_wide ? probe<WIDE>(coarse, part.at) : probe<1>(coarse, part.at)) {
       if (!is_wide) m.near_until = end;
-      m.fine_steps = FINE_STEPS;
+      m.fine_steps = WIDE;
     } else {
       m.next = end;
       if (part.reach <= probed / 2) m.span = min(2 * m.span, MAX_SPAN);
