@@ -195,9 +195,14 @@ def test_the_kernel_gives_what_the_chain_gives(seed: int):
     with ops.backend(overrides=CHAIN):
         wanted = ops.render_rays(**arguments)
     for what, x, y in zip(("color", "opacity", "depth", "median"), got, wanted, strict=True):
-        scale = 1 + y.abs() if what in ("depth", "median") else 1  # far away, float32 has few digits
-        off = ((x - y) / scale).abs()
-        assert off.max() < 0.06 and off.mean() < 1e-3, f"{what} is off by {off.max():.4f}, on average {off.mean():.5f}"
+        far = 1 + y.abs() if what in ("depth", "median") else 1  # where float32 has few digits
+        off = ((x - y) / far).abs()
+        if what == "median":  # which jumps where half of the light is just left, or just not
+            assert (off > 0.01).float().mean() < 0.01
+        else:  # a sample that is just thin enough to be left out may be kept
+            assert off.max() < 0.06 and off.mean() < 1e-3, (
+                f"{what}: off by {off.max():.4f}, {off.mean():.5f} on average"
+            )
 
 
 @pytest.mark.cuda
