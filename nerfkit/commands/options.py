@@ -40,7 +40,7 @@ class TrainOptions(Config):
     """Train a radiance field from a scene, photos or a video, into a run: a folder that all other commands take."""
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
-    # TOML files of options or presets (quick, best, demo, lego, ...); later ones and typed options override
+    # TOML files of options or presets (quick, best, demo, ...); later ones and typed options override
     config: Texts = ()
     resume: Text = ""  # run folder whose training goes on
     overwrite: Switch = False  # replace the run that is in --out already
@@ -70,7 +70,7 @@ class RunOptions:
 class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
-    # orbit, spiral, interpolate, train, test or FILE.json; auto: orbit if views stand all around, else interpolate
+    # orbit, spiral, interpolate, train, test, FILE.json; auto: orbit if views surround, else interpolate
     cameras: str = "auto"
     # equirectangular: panoramas of 360 degrees, the horizon level; fisheye: circles of 180 degrees
     lens: Literal["pinhole", "equirectangular", "fisheye"] = "pinhole"
