@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from nerfkit.errors import RunError
@@ -23,17 +23,20 @@ MAX_MARKER = 2**26  # bytes
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # names of files that are being written
 
 
-def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> None:
+def atomic_write(path: Path, content: str | bytes | Callable[[Path], None], keep: Path | None = None) -> None:
     """Write `content` to a temporary file and rename it to `path`, which is the old or the new file at every moment.
 
-    The old file stays as `keep`, if that is given. Text is UTF-8. No link is followed, no folder created. Raises
-    RunError; `path` is then unchanged.
+    A function writes the temporary file itself. The old file stays as `keep`, if that is
+    given. Text is UTF-8. No link is followed, no folder created. Raises RunError; `path` is then unchanged.
     """
     temporary, kept = _unique_name(path), _unique_name(keep or path)
     try:
         with open(temporary, "xb") as file:  # x: not through an existing link
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
+            if not callable(content):
+                file.write(content.encode() if isinstance(content, str) else content)
+        if callable(content):
+            content(temporary)
+        with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         if keep is not None and path.exists():
             try:
@@ -123,8 +126,8 @@ class OwnFolder:
             append_line(self.path / MARKER, name)
             self.names.add(name)
 
-    def write(self, name: str, content: str | bytes, keep: str | None = None) -> None:
-        """Write the file `name` atomically; the old one stays as `keep`. Raises RunError."""
+    def write(self, name: str, content: str | bytes | Callable[[Path], None], keep: str | None = None) -> None:
+        """Write the file `name` as `atomic_write` does; the old one stays as `keep`. Raises RunError."""
         self.note(name)
         if keep is not None:
             self.note(keep)

@@ -46,8 +46,19 @@ class Balls(Model):
 
     def forward(self, rays, background, jitter=None, capacity=None):
         samples = self.sampler(rays, self.density, jitter, capacity)
-        rgb = 0.5 + 0.5 * torch.nn.functional.normalize(samples.positions - torch.tensor(CENTER).float(), dim=-1)
-        return composite_samples(samples, self.density(samples.positions), rgb, background)
+        outwards = torch.nn.functional.normalize(samples.positions - torch.tensor(CENTER).float(), dim=-1)
+        return composite_samples(samples, self.density(samples.positions), self.color(outwards), background)
+
+    def color(self, outwards):
+        return 0.5 + 0.5 * outwards
+
+
+@register_model("gray")
+class Gray(Balls):
+    """One that has learned nothing but the mean of what is painted on the ball."""
+
+    def color(self, outwards):
+        return torch.full_like(outwards, 0.5)
 
 
 SHELL, SHELL_DENSITY, CORE = 0.1, 6.3, 0.2  # thickness, density and the radius of what is opaque within
@@ -80,8 +91,9 @@ def cameras(n: int = 14, size: tuple[int, int] = (44, 40)) -> Cameras:
     return Cameras(poses, torch.tensor([[60.0, 62.0]]).repeat(n, 1), torch.tensor([[21.5, 20.3]]).repeat(n, 1), *size)
 
 
-def config(space: str = "box", box: tuple[float, ...] = BOX) -> Config:
+def config(space: str = "box", box: tuple[float, ...] = BOX, scene: str = "") -> Config:
     config = Config()
+    config.data.path = scene
     config.model.kind, config.data.box, config.device = "balls", box, "cpu"
     config.sampling.kind, config.sampling.far = space, 20.0
     config.sampling.step_size, config.sampling.occupancy_resolution = 0.01, 32

@@ -11,7 +11,7 @@ import torch
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.lens_models import MODELS
-from nerfkit.data.cameras.plausible import lens_diagnostics
+from nerfkit.data.cameras.plausible import lens_diagnostics, refused_lens
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
@@ -247,6 +247,16 @@ def test_a_panorama_reaches_all_directions_and_has_no_seam():
     torch.testing.assert_close((left - right).norm(dim=-1), one_pixel, msg="neighbours across the seam")
     assert panorama.project(torch.zeros(1, 3)).isnan().all()
     assert panorama.unproject(torch.tensor([(256.6, 5)]))[1].isinf()
+    cameras = Cameras.from_lenses(torch.eye(4)[None, :3], [panorama])
+    torch.testing.assert_close(cameras.project(7 * everywhere.float(), 0)[1], torch.full((2000,), 7.0))
+
+
+def test_pinholes_instead_of_lenses_show_what_a_plane_can():
+    """90 degrees of a lens that may see beyond 90 from its axis; as much as without distortion of any other."""
+    focals = {"panorama": 800, "whole circle of 180 degrees": 600, "GoPro": 600, "wide angle of a telephone": 620}
+    for name, focal in focals.items():
+        pinhole = Cameras.from_lenses(torch.eye(4)[None, :3], [LIKELY[name]]).pinhole()
+        assert not pinhole.lenses and pinhole.focal.tolist() == [[focal, focal]], name
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -366,7 +376,6 @@ UNLIKELY = {  # and what has to be named
     "fisheye of 400 degrees": (distorting("SIMPLE_FISHEYE", 100), "688 degrees"),
     "collapsed": (camera(1300, fy=3900), "1300 and 3900", "3.00 times"),
     "k1 of a failed solve": (distorting("SIMPLE_RADIAL", 1300, 46), "k1 46 of SIMPLE_RADIAL", "times as far out"),
-    "folded": (BARREL, "folds"),
 }
 
 
@@ -376,6 +385,15 @@ def test_a_lens_that_no_camera_has_is_doubted_with_the_likely_unit(name: str):
     (line,) = lens_diagnostics([*LIKELY.values(), lens, lens])
     assert_names(line, *named, f"2 of {len(LIKELY) + 2} images")
     assert not lens_diagnostics(LIKELY.values())
+
+
+def test_a_lens_that_training_refuses_is_known_before():
+    assert not refused_lens(LIKELY.values())
+    for lens in (BARREL, distorting("EUCM", 400, 0.7, 1.2)):
+        (line,) = refused_lens([*LIKELY.values(), lens])
+        with raises_mentioning(SceneError, lens.model, "folds"):
+            lens.direction_map()
+        assert_names(line, lens.model, "folds")
 
 
 def test_the_fold_of_a_barrel():

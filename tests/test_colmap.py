@@ -168,7 +168,9 @@ def test_the_format_that_knows_more_is_read(tmp_path):
         write_transforms(folder / "transforms.json", replace(capture, points=None, **known))
         assert load_capture(str(folder)).format == "transforms", "it knows which are tests, or what counts"
     check_refused(load_capture, str(tmp_path / "wiht"), "does not exist", str(tmp_path / "with"))
-    check_refused(load_capture, str(tmp_path / "with/transforms.json"), "neither a folder", str(tmp_path / "with"))
+    check_refused(
+        load_capture, str(tmp_path / "with/transforms.json"), "neither a folder", f"folder '{tmp_path / 'with'}'"
+    )
     (tmp_path / "with/sparse/0/images.txt").write_bytes(b"broken")
     assert load_capture(str(tmp_path / "with")).format != "colmap"
     (tmp_path / "with/transforms.json").write_text('{"frames": [')

@@ -16,7 +16,10 @@ from PIL import Image
 import nerfkit
 from nerfkit.commands.inspect import examine
 from nerfkit.config import DataConfig
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points
+from nerfkit.data.depth import seen_in_front
 from nerfkit.data.images.batch import SIGHTED, ImagePool, StreamingPixels
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
@@ -26,19 +29,23 @@ from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, write_colmap, write_nerfstudio
 from tests.test_doors import tiny
 
+PANORAMA = Lens("EQUIRECTANGULAR", (96.0, 48.0), 96, 48)
 N, FLOOR = 16, -1.5  # views; height of a plane that all of them see, instead of the toy
 
 
-def above_floor(folder: Path, write: Callable = write_nerfstudio) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """A capture of a floor, and of each image name, distances along the ray and along the axis, [H, W]."""
-    capture = capture_in(folder, [WIDE] * N)
-    local = WIDE.direction_map().directions.unflatten(0, (WIDE.height, WIDE.width)).double().numpy()
+def above_floor(
+    folder: Path, write: Callable = write_nerfstudio, lens: Lens = WIDE
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """A capture of a floor, and of each image name, distances along the ray and along its axis, if any, [H, W]."""
+    capture = capture_in(folder, [lens] * N)
+    local = lens.direction_map().directions.unflatten(0, (lens.height, lens.width)).double().numpy()
     found = []
     for image in capture.images:
         rotation, position = image.camera_to_world[:, :3], image.camera_to_world[:, 3]
         ray = (FLOOR - position[2]) / (local @ rotation.T)[..., 2]
-        ray = np.where((ray > 0) & (ray < 40) & (local[..., 2] < -0.2), ray, 0)  # the axis measures nothing aside
-        found.append((Path(image.name).stem, ray, -ray * local[..., 2]))
+        z = np.ones_like(ray) if lens.is_panorama else -local[..., 2]
+        ray = np.where((ray > 0) & (ray < 40) & (z > 0.2), ray, 0)  # the axis measures nothing aside
+        found.append((Path(image.name).stem, ray, ray * z))
     write(folder, capture)
     return found
 
@@ -79,11 +86,11 @@ def test_files_of_every_kind_become_distances_along_the_ray(tmp_path, ending):
     assert torch.equal(counts > 0, distance > 0) and 0.1 < counts.mean() < 0.9
 
 
-@pytest.mark.parametrize("unit", [1.0, 1.05, 0.01])
-def test_depth_in_another_unit_than_the_poses_is_noticed(tmp_path, unit):
+@pytest.mark.parametrize("unit, lens", [(1.0, WIDE), (1.05, WIDE), (0.01, WIDE), (1.0, PANORAMA), (1.05, PANORAMA)])
+def test_depth_in_another_unit_than_the_poses_is_noticed(tmp_path, unit, lens):
     """By what views see of each other; the option that is named mends it."""
     (tmp_path / "measured").mkdir(parents=True)
-    for name, _, z in above_floor(tmp_path):
+    for name, _, z in above_floor(tmp_path, lens=lens):
         np.save(tmp_path / "measured" / f"{name}.npy", (unit * z).astype(np.float32))
     content = json.loads((tmp_path / MAIN).read_text())
     for frame in content["frames"]:
@@ -199,6 +206,14 @@ def test_sparse_points_are_rays_of_known_length(tmp_path, tracked):
     names = {trainer.scene.split("train").names[view] for view in batch.view[some].tolist()}
     assert names == {"r_01", "r_02", "r_03"} if tracked else len(names) > 9
     assert trainer_of(tmp_path, None).views.sightings is None, "auto: only where there are depth images"
+
+
+def test_a_panorama_sees_points_all_around_it():
+    """But none that is hidden by a nearer one."""
+    cameras = Cameras.from_lenses(torch.eye(4)[None, :3], [PANORAMA])
+    points = torch.tensor([(0.0, 0, -2), (0.1, 0, 3), (0.2, 0, 6), (4.0, 0, 0), (0.1, -5, 0)])
+    _, seen = seen_in_front(cameras, points)
+    assert sorted(seen.tolist()) == [0, 1, 3, 4]
 
 
 def test_depth_that_is_asked_for_has_to_be_there(tmp_path):

@@ -17,7 +17,7 @@ from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.load import load_scene
+from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.ply import read_points
 from nerfkit.data.readers.colmap import read_model
 from nerfkit.data.readers.colmap.writer import write_model
@@ -72,6 +72,8 @@ LENSES = {  # parameters of a model, and the formats that hold it
     "RADIAL_FISHEYE": ((50.0, *MIDDLE, 0.02, 0.01), "colmap"),
     "SIMPLE_FISHEYE": ((50.0, *MIDDLE), "colmap"),
     "FISHEYE": ((*FOCAL, *MIDDLE), "colmap"),
+    "EQUIRECTANGULAR": ((40.0, 30.0), "transforms colmap"),
+    "EUCM": ((*FOCAL, *MIDDLE, 0.6, 1.1), "colmap"),
     "RADIAL4_TANGENTIAL": ((*FOCAL, *MIDDLE, *BENT, 0.001, 0.002), "transforms"),
 }
 
@@ -108,6 +110,9 @@ def test_every_lens_is_read_back_or_refused_by_name(model, tmp_path):
         again = read(write(capture, "transforms", tmp_path))
         assert {image.lens for image in again.images} == {lens} and len(again.points.positions) == 3
         assert np.allclose([i.camera_to_world for i in again.images], [i.camera_to_world for i in capture.images])
+    if "colmap" in formats:
+        again = load_capture(str(write(capture, "colmap", tmp_path) / "colmap"))
+        assert {image.lens for image in again.images} == {lens} and len(again.points.positions) == 3
     if "path" in formats:
         path = read_path(write(capture, "path", tmp_path) / "camera_path.json", (8, 8))  # as `render --cameras` does
         assert path.focal[0, 1] == pytest.approx(lens.focal[1], rel=1e-5) and path.size() == (40, 30)

@@ -166,7 +166,7 @@ def test_glb_far_from_the_origin_has_its_place_in_a_node(tmp_path):
     vertices = UTM + np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0.123456]])
     normals, colors = np.tile(np.float32([0, 0, 1]), (4, 1)), np.full((4, 3), 99, np.uint8)
     shape = mesh.Mesh(vertices, np.array([[0, 1, 2], [0, 2, 3]]), normals, colors)
-    (tmp_path / "far.glb").write_bytes(mesh.mesh_bytes(shape, "glb"))
+    (tmp_path / "far.glb").write_bytes(mesh.mesh_bytes(shape, ("glb",), "far")["glb"])
     scene = trimesh.load(tmp_path / "far.glb", process=False)
     (name,) = scene.graph.nodes_geometry
     place, (local,) = scene.graph[name][0][:3, 3], scene.geometry.values()

@@ -17,7 +17,13 @@ import torch
 import nerfkit
 from nerfkit import config
 from nerfkit.commands import options as cli
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens_models import MODELS
+from nerfkit.data.load import load_capture
+from nerfkit.data.readers.transforms.cameras_json import NAMED_MODELS
 from scripts import bench_ops, bench_train, bench_viewer, counters, measure, sweep
+from tests import posed_captures as posed
+from tests.naming import assert_names
 
 PAGES = sorted([*Path("docs").rglob("*.md"), Path("README.md"), Path("CONTRIBUTING.md"), *Path("cuda").rglob("*.md")])
 by_page = pytest.mark.parametrize("page", PAGES, ids=str)
@@ -120,6 +126,21 @@ def check_command(line: str, where: str) -> None:
             assert word[2:].partition("=")[0] in known | {"help"}, where
             if word == "--config" and following and not following.endswith(".toml"):
                 config.load([following])
+
+
+def test_the_table_of_lenses_is_what_readers_read(tmp_path: Path):
+    lines = Path("docs/captures.md").read_text().splitlines()
+    rows = {line.split(" | ")[0].strip("| ").lower(): line for line in lines}
+    lenses = [Lens("PINHOLE", (focal, focal + 2, 12, 10), *posed.SIZE) for focal in (40, 30)]
+    for format, write in posed.WRITERS.items():
+        write(tmp_path / format, posed.capture_in(tmp_path / format, lenses * 2))
+        first, second, *_ = (image.lens for image in load_capture(str(tmp_path / format)).images)
+        of_each, two_focals = first != second, first.focal[0] != first.focal[1]
+        said = ("yes" if can else "no" for can in (of_each, two_focals, 2 * first.center[0] != first.width))
+        row = rows[format.removesuffix(" text").replace("_", "-")]
+        assert row.endswith(f" | {' | '.join(said)} |"), row
+    assert_names(rows["colmap"], *(name for name in MODELS if MODELS[name].number is not None))
+    assert_names(rows["nerfstudio"], *NAMED_MODELS)
 
 
 def test_the_table_of_stages_is_that_of_the_models():

@@ -13,6 +13,7 @@ from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
 from nerfkit.commands import export, inspect, train
 from nerfkit.data import sfm
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.sfm import extract_frames, solve
@@ -182,21 +183,57 @@ def test_a_video_gives_its_sharpest_frames(tmp_path, monkeypatch):
     assert len(frames) == 3 and all(np.asarray(Image.open(frame).convert("L")).std() > 25 for frame in frames)
 
 
-def test_poses_of_a_corner_of_a_room(tmp_path):
-    pytest.importorskip("pycolmap")
-    (tmp_path / "photos").mkdir()
-    paint = np.random.default_rng(0).integers(0, 256, (3, 64, 64), np.uint8)  # of three walls
-    x, y = np.meshgrid(np.arange(240) - 119.5, np.arange(180) - 89.5)
-    poses = [look_at(np.array([2.5 - 0.25 * k, 1.25 + 0.25 * k, 2 + 0.1 * k])) for k in range(6)]
+PAINT = np.random.default_rng(0).integers(0, 256, (6, 64, 64), np.uint8)  # of the walls of a room, 5 units wide
+CORNER = Lens("SIMPLE_PINHOLE", (240, 120, 90), 240, 180)
+AROUND = Lens("EQUIRECTANGULAR", (512, 256), 512, 256)
+
+
+def walk_in_a_room(folder: Path, lens: Lens) -> np.ndarray:
+    """Photos of a painted room, and where they were taken, [6, 3]."""
+    folder.mkdir()
+    local = lens.direction_map().directions.unflatten(0, (lens.height, lens.width)).double().numpy()
+    poses = [look_at(np.array([2.46 - 0.25 * k, 1.29 + 0.25 * k, 2 + 0.1 * k])) for k in range(6)]
     for index, pose in enumerate(poses):
-        directions = np.stack((x / 240, -y / 240, -np.ones_like(x)), axis=-1) @ pose[:3, :3].T
-        distances = np.where(directions < 0, -pose[:3, 3] / directions, np.inf)
-        wall = distances.argmin(axis=-1)[..., None]
-        cells = (12 * (pose[:3, 3] + directions * distances.min(axis=-1, keepdims=True))).astype(int) % 64
-        one, two = (np.take_along_axis(cells, (wall + i) % 3, axis=-1) for i in (1, 2))
-        Image.fromarray(paint[wall, one, two][..., 0]).save(tmp_path / "photos" / f"{index}.png")
+        directions = local @ pose[:3, :3].T
+        distances = np.where(directions < 0, -pose[:3, 3] / directions, (5 - pose[:3, 3]) / directions)
+        axis = distances.argmin(axis=-1)[..., None]
+        places = pose[:3, 3] + directions * distances.min(axis=-1, keepdims=True)
+        cells = (lens.focal[0] / 20 * places).astype(int) % 64
+        one, two = (np.take_along_axis(cells, (axis + i) % 3, axis=-1) for i in (1, 2))
+        wall = axis + 3 * (np.take_along_axis(directions, axis, axis=-1) > 0)
+        Image.fromarray(PAINT[wall, one, two][..., 0]).save(folder / f"{index}.png")
+    return np.array([pose[:3, 3] for pose in poses])
+
+
+@pytest.mark.parametrize("lens", [CORNER, pytest.param(AROUND, marks=pytest.mark.slow)], ids=lambda lens: lens.model)
+def test_poses_of_a_walk_in_a_room(tmp_path, capsys, lens: Lens):
+    """Pinhole images of a corner of it, or panoramas, of which nothing says so."""
+    pytest.importorskip("pycolmap")
+    true = walk_in_a_room(tmp_path / "photos", lens)
     images = load_capture(str(tmp_path / "photos")).images
-    centers = np.array([[image.camera_to_world[:, 3] for image in images], [pose[:3, 3] for pose in poses]])
-    found, true = np.linalg.norm(centers[:, 1:] - centers[:, :1], axis=2)  # [5]
+    found = np.array([image.camera_to_world[:, 3] for image in images])
+    found, true = (np.linalg.norm(centers[1:] - centers[0], axis=1) for centers in (found, true))  # [5]
     np.testing.assert_allclose(found / found[-1], true / true[-1], rtol=0.03)
-    assert images[0].lens.params[0] == pytest.approx(240, rel=0.03)
+    if lens is AROUND:
+        assert {image.lens for image in images} == {lens} and "6 of 6 photos are panoramas" in capsys.readouterr().out
+    else:
+        assert images[0].lens.params[0] == pytest.approx(240, rel=0.03)
+
+
+def test_panoramas_are_told_from_other_photos_of_twice_the_height(tmp_path, capsys):
+    """By what their file says, or by their edges; parts of panoramas, as phones take them, are left out."""
+    walk_in_a_room(folder := tmp_path / "photos", AROUND)
+    keys = '<rdf:Description GPano:ProjectionType="equirectangular" GPano:FullPanoWidthPixels="{}" />'
+    for index in range(3):
+        part = Image.open(folder / f"{index}.png").crop((100, 50, 300, 150))
+        part.save(folder / f"part {index}.jpg")
+    part.resize((80, 40)).save(folder / "said.jpg", xmp=keys.format(80).encode())
+    wide = f"{keys.format(160)}<GPano:CroppedAreaImageWidthPixels>80</GPano:CroppedAreaImageWidthPixels>"
+    part.resize((80, 30)).save(folder / "sweep.jpg", xmp=wide.encode())
+    found = {photo.name: photo.is_panorama for photo in find_photos(folder, print)}
+    assert found == {
+        **{f"{i}.png": True for i in range(6)},
+        **{f"part {i}.jpg": False for i in range(3)},
+        "said.jpg": True,
+    }
+    assert_names(capsys.readouterr().out, "7 of 10 photos are panoramas", "3 photos are twice as wide", "sweep.jpg")

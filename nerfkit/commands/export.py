@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 from tqdm import tqdm
 
 from nerfkit.commands import command_line
@@ -27,21 +30,34 @@ from nerfkit.commands.options import (
 )
 from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
+from nerfkit.data.scene import Views as Images
 from nerfkit.data.scene_transform.transform import SceneTransform, corner_text
+from nerfkit.device import check_memory
 from nerfkit.errors import UserError
-from nerfkit.export import cameras, mesh, points, webfield
+from nerfkit.export import cameras, mesh, points, scale, texture, webfield
 from nerfkit.export.distil import distilled
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
-from nerfkit.export.writing import IMAGE_FORMATS, EmptyError, Output, OutputFolder, Work, image_bytes, in_files
+from nerfkit.export.writing import (
+    IMAGE_FORMATS,
+    EmptyError,
+    Output,
+    OutputFolder,
+    Work,
+    image_bytes,
+    in_files,
+    optional,
+)
 from nerfkit.metrics import psnr
 from nerfkit.model.base import Model
-from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.image_renderer import ImageRenderer, duration
 from nerfkit.rendering.images import file_stems
-from nerfkit.safe_io import chosen
+from nerfkit.safe_io import chosen, printable
 from nerfkit.training.evaluator import beside_truth, evenly_chosen
 from nerfkit.training.run.load import Run, load_run
 
+POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and faces of a surface of a few sides
+POINTS_A_SECOND = {"cpu": 5e6, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
@@ -63,27 +79,49 @@ def target_transform(run: Run, options: ExportOptions) -> SceneTransform | None:
 
 def opened(
     run: Run, options: GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
-) -> tuple[Output, Crop | None]:
-    """Where an export of geometry goes, and the crop of --crop, or else the run's where that is on."""
+) -> tuple[Output, Crop | None, scale.Scale | None]:
+    """Where an export of geometry goes, the crop of --crop, or else the run's where that is on, and the scale likewise.
+
+    A scale that is given is kept with the run.
+    """
+    unit = scale.given(options.scale, options.measure)
+    if unit is not None and options.frame == "model":
+        raise UserError("--scale and --measure are of the scene's files; leave out --frame model")
     output = Output(run.folder, options.out, name, formats, known)
     output.check(options.overwrite)
+    if unit is not None:
+        scale.keep(run, unit)
+    unit = scale.kept(run) if options.frame == "files" else None
     if options.crop is None:
         cut = active_crop(run.folder, run.transform)
     else:
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
     if cut is None and run.config.sampling.kind == "contracted" and name != "web":
         print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
-    return output, cut
+    if unit is not None:
+        print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m, as {scale.SCALE} of the run says")
+    elif options.frame == "files" and name != "web":
+        print(f"note: {scale.UNKNOWN}")
+    return output, cut, unit
 
 
-def about(run: Run, options: ExportOptions, cut: Crop | None, **more: Any) -> dict[str, Any]:
-    """What the JSON beside an output says; `cut` is the crop it was made with, whatever the run's is now."""
+def in_unit(run: Run, options: GeometryOptions, unit: scale.Scale | None) -> SceneTransform | None:
+    """The `target_transform`, to metres where these are known."""
+    transform = target_transform(run, options)
+    return transform if unit is None else scale.in_metres(transform, unit)
+
+
+def about(
+    run: Run, options: ExportOptions, cut: Crop | None, unit: scale.Scale | None = None, **more: Any
+) -> dict[str, Any]:
+    """What the JSON beside an output says; `cut` and `unit` are what it was made with, whatever the run has now."""
     matrix = np.eye(4) if run.transform is None else run.transform.matrix()
     given = dataclasses.asdict(options) | {"run": str(options.run)}
     return {
         "frame": options.frame,
         "files_to_model": matrix.tolist(),
         "crop": None if cut is None else json.loads(cut.to_json()),
+        "scale": None if unit is None else to_builtins(unit),
         "checkpoint_step": run.state["step"],
         "options": {name: value for name, value in given.items() if name != "ops"},
         **more,
@@ -108,14 +146,27 @@ def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
 
 def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
-    formats = chosen("--formats", options.formats, mesh.FORMATS)
-    output, cut = opened(run, options, "mesh", formats, mesh.FORMATS)
+    known = mesh.TEXTURED if options.texture else mesh.FORMATS
+    option = "--formats" if options.texture else "--formats without --texture"
+    formats = chosen(option, options.formats, known) if options.formats else ()
+    for module, needs in (
+        ("trimesh", options.holes),
+        ("fast_simplification", options.faces),
+        ("xatlas", options.texture),
+    ):
+        if needs:  # said before minutes of work
+            optional(module, "this mesh")
+    size = options.texture
+    check_memory(size * size * texture.BYTES_PER_TEXEL, f"a --texture of {size} x {size}", run.device)
+    output, cut, unit = opened(run, options, "mesh", formats, known)
     grid = Grid.over(domain(run.model, run.config, cut, run.transform), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
     image_of = ImageRenderer(run.model, run.background)
     with Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = Views(image_of, run.seeing_cameras(), work, grid.cell / 2, run.device)
+        images = photos(run) if size else None
+        print(f"this takes about {duration(mesh_seconds(run, options, views))}")
         if options.source == "density":
             source = mesh.DensityField(run.model, options.level, run.device)  # an empty crop shows at once
         else:
@@ -133,28 +184,62 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         if not len(shape.faces):
             raise UserError(f"every part has less than {options.min_part:g} of all faces; lower --min_part")
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
-        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces)}
+        shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
+        shape = mesh.simplified(shape, options.faces or len(shape.faces))
+        more = {}
+        if size:
+            print(f"unwrapping {len(shape.faces)} faces")
+            shape = texture.unwrapped(shape)
+            shape, share = texture.painted(shape, size, views, images, grid.cell)
+            more["share_of_texture_from_images"] = share if images is not None else 0.0
+        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
         counts |= {"small_parts": n_small, "unseen_faces": n_unseen}
-        transform = target_transform(run, options)
-        unit = 1.0 if transform is None else transform.distance_to_input(1.0)
-        moved = shape.in_files(transform)
-        content = {format: mesh.mesh_bytes(moved, format) for format in output.formats}
+        transform = in_unit(run, options, unit)
+        length = 1.0 if transform is None else transform.distance_to_input(1.0)
+        content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)
         thresholds = {
-            "cell": grid.cell * unit,
+            "cell": grid.cell * length,
             "level": options.level,
             "truncation_cells": mesh.TRUNCATION,
             "seen_within_cells": mesh.TOLERANCE,
             "hidden_by_cells": [mesh.COVERS, mesh.BEHIND, mesh.LEAST_COSINE],
         }
-        report(output.write(content, about(run, options, cut, counts=counts, thresholds=thresholds)), counts)
+        said = about(run, options, cut, unit, counts=counts, thresholds=thresholds, **more)
+        report(output.write(content, said), counts)
+
+
+def photos(run: Run) -> Images | None:
+    """The run's training images, as large as their files; None, and a note, if they are not at hand."""
+    config = replace(run.config, data=replace(run.config.data, downscale=1.0))
+    try:
+        images, names = find_scene("", config, run.transform).split("train"), run.scene.names("train")
+        if missing := [name for name in names if name not in images.names]:
+            raise UserError(f"there is no training image {printable(missing[0])} now")
+        images = images[[images.names.index(name) for name in names]]
+    except (UserError, OSError) as error:
+        print(f"note: the texture is painted with what the run renders: the scene is not at hand ({error})")
+        return None
+    stand = run.cameras("train").camera_to_world
+    return replace(images, cameras=replace(images.cameras, camera_to_world=stand))
+
+
+def mesh_seconds(run: Run, options: MeshOptions, views: Views) -> float:
+    """About how long a mesh takes: a few rays are rendered, the rest is counted."""
+    sizes = [math.prod(camera.size(0)) for camera in views.cameras]
+    for _ in range(2):  # what is done for the first time takes longer
+        began = time.perf_counter()
+        views.image_of.in_chunks(views.cameras[0], 0, sizes[0] // 3, 2 * sizes[0] // 3 + 1, ("median_depth",))
+    seconds = (time.perf_counter() - began) * 3 * sum(sizes) / sizes[0]
+    points = len(views) * (POINTS_OF_A_CELL * options.resolution**2 + options.texture**2)
+    return seconds + points / POINTS_A_SECOND[run.device.type]
 
 
 def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     """Write points, or splats."""
     name = "splats" if isinstance(options, SplatsOptions) else "points"
-    output, cut = opened(run, options, name, ("ply",), ("ply",))
+    output, cut, unit = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
-    box, transform = domain(run.model, run.config, cut, run.transform), target_transform(run, options)
+    box, transform = domain(run.model, run.config, cut, run.transform), in_unit(run, options, unit)
     if name == "splats":
         points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
     with Work(output.file("ply"), key(run, kind="points")) as work:
@@ -167,7 +252,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
         else:
             content = cloud.ply()
             counts["pixels"] = int(cloud.counts.sum())
-        said = about(run, options, cut, counts=counts, thresholds=THRESHOLDS)
+        said = about(run, options, cut, unit, counts=counts, thresholds=THRESHOLDS)
         report(output.write({"ply": content}, said), counts)
 
 
@@ -228,14 +313,14 @@ def export_depth(run: Run, options: DepthOptions) -> None:
 
 def export_web(run: Run, options: WebOptions) -> None:
     """Write a page, of the run's model or of a smaller one that has learned from it."""
-    output, cut = opened(run, options, "web", ("html",), ("html",))
+    output, cut, unit = opened(run, options, "web", ("html",), ("html",))
     scene = {
         "name": run.scene.name,
         "up": list(run.scene.up),
         "background": run.background.tolist(),
         "view": webfield.start_view(run.cameras("train"), run.scene.up, run.config.data.box),
         "crop": None if cut is None else cut.to_cube().flatten().tolist(),
-        "metres": options.metres * (1.0 if run.transform is None else run.transform.distance_to_input(1.0)),
+        "metres": 0.0 if unit is None else in_unit(run, options, unit).distance_to_input(1.0),
     }
     shown, why = run, webfield.why_not(run.model)
     content = b"" if why else webfield.page(run.model, scene)
@@ -247,7 +332,7 @@ def export_web(run: Run, options: WebOptions) -> None:
         content = webfield.page(shown.model, scene)
         print(f"the smaller one is a run of its own; to score it: {command_line('eval', shown.folder)}")
     counts = {"bytes": len(content)}
-    report(output.write({"html": content}, about(run, options, cut, counts=counts)), counts)
+    report(output.write({"html": content}, about(run, options, cut, unit, counts=counts)), counts)
     print(web_cost(run, webfield.as_shown(shown.model)))
 
 

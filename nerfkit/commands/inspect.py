@@ -25,6 +25,7 @@ from nerfkit.data import assemble
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.lens_models import MODELS
+from nerfkit.data.cameras.plausible import refused_lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of, texts
 from nerfkit.data.images.pixels import MaskKind, look_into, read_mask
 from nerfkit.data.judging import Judged, judge
@@ -55,7 +56,7 @@ LATER = 1000  # the step that is the first tried one: when the occupancy grid is
 UNTIMED_STEPS, TIMED_STEPS = 4, 16  # a GPU records its graph in the fourth
 SAMPLES_PER_RAY = 16  # about, once the field knows which cells are empty
 LEAST_SIDE = 128  # pixels: no smaller images are proposed
-MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
+MAX_CAMERAS, MAX_POINTS, DRAWN_MODELS = 400, 6000, 5  # that are drawn, or named
 COLORS = {"train": "tab:blue", "test": "tab:orange", "val": "tab:green"}
 SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"))  # axes across and up
 
@@ -200,7 +201,8 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         for image, (header, _, pixels) in zip(candidates, looks, strict=True)
         if pixels is not None and header.bits == judged.headers[image.name].bits
     ]
-    there = [image for image, file in zip(candidates, files, strict=True) if file.width]
+    present = [(image, file) for image, file in zip(candidates, files, strict=True) if file.width]
+    there = [image for image, _ in present]
     chosen, rule = assemble.split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     transform = assemble.choose_transform(capture, splits.get("train", []), judged, data.box)
@@ -208,6 +210,7 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
     refused += [problem for _, problem in broken[:MAX_NAMES]]
     if others := [printable(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
         refused.append(f"and {len(others)} more images that cannot be used: {', '.join(others)}")
+    refused += refused_lens(image.lens.resized(file.width, file.height) for image, file in present)
     diagnostics = [] if refused else pixel_diagnostics(samples, data.background or "white")
     notes = []
     if alpha_masks:
@@ -349,8 +352,8 @@ def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str
     shown = np.concatenate([poses[:, :, 3], np.zeros((1, 3))])  # the cameras and the center
     margin = 0.2 * max(float(np.ptp(shown, axis=0).max()), 1e-6)  # for what they look at
     low, high = shown.min(0) - margin, shown.max(0) + margin  # [3] each
-    has_axis = np.array([[not image.lens.is_panorama] for image in images]).reshape(-1, 1)  # or else it is a dot
-    ahead = -0.12 * (high - low).max() * poses[:, :, 2] * has_axis  # [C, 3] model units
+    around = np.array([image.lens.is_panorama for image in images], dtype=bool)  # a ring each, and no arrow
+    ahead = -0.12 * (high - low).max() * poses[:, :, 2] * ~around[:, None]  # [C, 3] model units
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(image.name, "in no split") for image in images])
     points = np.zeros((0, 3)) if capture.points is None else capture.points.positions
@@ -364,6 +367,9 @@ def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str
             drawn = axes.quiver(*arrows, angles="xy", scale_units="xy", scale=1, width=0.005, zorder=2)
             drawn.set(color=COLORS.get(label, "tab:gray"), label=f"{_plain(label)} ({(labels == label).sum()})")
             axes.plot(*arrows[:2], "o", color=COLORS.get(label, "tab:gray"), markersize=5, zorder=2)
+        if around.any():
+            style = {"color": "0.2", "markersize": 12, "fillstyle": "none", "label": f"panoramas ({around.sum()})"}
+            axes.plot(*poses[around][:, axis, 3].T, "o", **style, zorder=2)
         box = transform.box[[0, 1, 1, 0, 0], across], transform.box[[0, 0, 1, 1, 0], upward]
         inset = axes.inset_axes((0.72, 0.72, 0.28, 0.28), xticks=(), yticks=(), aspect="equal", zorder=5)
         inset.plot(*poses[:, axis, 3].T, ".", color=COLORS["train"], markersize=2)
@@ -379,9 +385,11 @@ def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str
     legend = figure.legend(handles, names, loc="outside lower center", ncols=len(names))
     for handle in legend.legend_handles:
         handle.set_linewidth(2.5)
+    models = Counter(image.lens.model for image in capture.images).most_common()
+    lenses = ", ".join(f"{count} {model}" for model, count in models[:DRAWN_MODELS])
     figure.suptitle(
         f"{_plain(capture.name)}: {transform.kind}, {len(images)} of {len(capture.images)} cameras with images; "
-        f"1 model unit = {1 / transform.scale:.4g} input units"
+        f"1 model unit = {1 / transform.scale:.4g} input units\n{lenses}{', ...' * (len(models) > DRAWN_MODELS)}"
     )
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=100)

@@ -28,6 +28,7 @@ from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
 LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
+Measured = tuple[float, float, float, float, float, float, float]
 Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
@@ -129,17 +130,22 @@ class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
     crop: Corners = None  # box of what is exported, in the coordinates of --frame: lowest, then highest corner
+    scale: ranged(float | None, 1e-9, 1e9) = None  # metres of a unit of the scene's files; RUN/scale.json if unset
+    measure: Measured | None = None  # instead: x y z of a point, of another, as in the files, and the metres between
 
 
 @dataclass
 class MeshOptions(GeometryOptions):
-    """Export a mesh with colors and normals, as PLY or GLB."""
+    """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
     source: Source = "density"  # density: where opacity reaches --level; depth: depth of the training views, fused
     resolution: integer(2, 8192) = 256  # cells along the longest side
     level: number(0.001, 0.999) = LEVEL  # opacity of a cell that is on the surface, for --from density
     min_part: number(0, 0.5) = 0.001  # share of all faces below which a loose part is left out
-    formats: str = "ply"  # ply, glb or both (ply,glb); an --out that ends in one of them decides
+    holes: number(0, 1000) = 4.0  # widest hole that is closed [cells]
+    faces: integer(0, 10**9) = 0  # number of faces, about, at most; 0: no limit
+    texture: integer(0, 16384) = 0  # side of a texture from the training images [pixels]; 0: colors of vertices
+    formats: str = ""  # ply, glb or both (ply,glb); with --texture glb, obj or both; an --out that ends in one decides
 
 
 @dataclass
@@ -163,7 +169,6 @@ class WebOptions(GeometryOptions):
 
     size: number(0.1, 1000) = 10.0  # largest file [MB]; if the model does not fit, a smaller one is trained from it
     seconds: number(1, 1e6) = 60.0  # training time of the smaller model [s]
-    metres: number(0, 1e6) = 0.0  # length of a unit of the scene's files in metres, for a scale bar; 0: no bar
 
 
 @dataclass

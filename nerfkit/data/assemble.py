@@ -177,9 +177,10 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
     n_lenses, n_missing = len(set(lenses)), len(capture.images) - len(lenses)
     if not lenses:
         return (f"{printable(capture.name)}: none of the {n_missing} images that are listed can be read.",)
+    what = "panoramas" if all(lens.is_panorama for lens in lenses) else "images"
     train, test = (f"{counts.get(split, 0) or 'none'}" for split in ("train", "test"))
     return (
-        f"{printable(capture.name)}: {len(lenses)} images of "
+        f"{printable(capture.name)}: {len(lenses)} {what} of "
         f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
         f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
         f"{f'{n_missing} more are listed, but not there or broken' if n_missing else 'No image is missing'}; "

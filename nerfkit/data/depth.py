@@ -169,8 +169,8 @@ class _View:
         rows, columns = rows[some], columns[some]
         centers = (np.stack([columns, rows], axis=1) + 0.5) * [lens.width / size[0], lens.height / size[1]]
         rays = lens.unproject(torch.from_numpy(centers))[0].numpy()  # [P, 3] unit
-        self.lengths, self.along_ray = lengths, along_ray
-        self.points = rays * (lengths[rows, columns] / (1 if along_ray else rays[:, 2]))[:, None]
+        self.lengths, self.along_ray = lengths, along_ray or lens.is_panorama
+        self.points = rays * (lengths[rows, columns] / (1 if self.along_ray else rays[:, 2]))[:, None]
 
     def off(self, points: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """How far points of the world [K, P, 3] are at K scales from where the view has something: the log of a ratio
@@ -179,7 +179,8 @@ class _View:
         height, width = self.lengths.shape
         pixel = self.lens.project(torch.from_numpy(local.reshape(-1, 3))).numpy().reshape(*local.shape[:2], 2)
         pixel *= [width / self.lens.width, height / self.lens.height]
-        inside = (local[..., 2] > 0) & (pixel >= 0).all(-1) & (pixel < [width, height]).all(-1)  # NaN is not
+        ahead = (local[..., 2] > 0) | (self.along_ray and self.lens.is_wide)
+        inside = ahead & (pixel >= 0).all(-1) & (pixel < [width, height]).all(-1)  # NaN is not
         column, row = np.moveaxis(np.where(inside[..., None], pixel, 0).astype(np.int64), -1, 0)
         there = scales[:, None] * self.lengths[row, column]
         has = np.linalg.norm(local, axis=-1) if self.along_ray else local[..., 2]
@@ -190,10 +191,11 @@ class _View:
 def _pairs(images: Sequence[PosedImage]) -> list[tuple[int, int]]:
     """Pairs of views that are likely to see the same things: some of all, and others near them that look alike."""
     poses = np.stack([image.camera_to_world for image in images])
+    is_narrow = np.array([not image.lens.is_panorama for image in images])
     pairs = []
     for one in evenly(len(images), COMPARED):
         away = np.linalg.norm(poses[:, :, 3] - poses[one, :, 3], axis=1)
-        away[(poses[:, :, 2] @ poses[one, :, 2] < ALIKE)] = np.inf
+        away[is_narrow & (poses[:, :, 2] @ poses[one, :, 2] < ALIKE)] = np.inf
         near = [int(k) for k in np.argsort(away) if k != one and np.isfinite(away[k])]
         pairs += [(int(one), other) for other in near[1:NEIGHBOURS:3] or near]
     return pairs

@@ -75,11 +75,11 @@ class Views:
     def _ignores(self) -> bool:  # whether some pixels may not count
         return any(self.masks) and not self.alpha_masks
 
-    def load(self, progress_bar: bool = False, with_depth: bool = False) -> ImagePool:
+    def load(self, progress_bar: bool = False, with_depth: bool = False, may_be_masked: bool = False) -> ImagePool:
         """All images, resized to their cameras' sizes by area, which of their pixels do not count, and how far they see
         if that is wanted and there are files of it.
 
-        Raises SceneError if the masks leave nothing of any of them.
+        Raises SceneError if the masks leave nothing of any of them, unless that `may_be`.
         """
         sizes = self.cameras.sizes()
         decoding = self._bytes_to_decode(sizes)
@@ -112,7 +112,7 @@ class Views:
         with ThreadPoolExecutor(n_threads) as pool:
             done = pool.map(fill, range(len(self.files)))
             list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=not progress_bar))
-        if ignored is not None and ignored.all():
+        if ignored is not None and ignored.all() and not may_be_masked:
             color = "white" if self.white_ignores else "black"
             raise SceneError(
                 f"masks leave nothing of the {len(self.files)} images: all pixels are {color}, which is ignored "

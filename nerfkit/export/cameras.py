@@ -181,9 +181,7 @@ def path_of(capture: Capture) -> dict[str, Any]:
     for image in capture.images:
         lens = image.lens
         if not lens.is_pinhole:
-            raise UserError(
-                f"image {printable(image.name)}: a camera path cannot hold the lens {lens.model} with its distortion"
-            )
+            raise UserError(f"image {printable(image.name)}: a camera path holds pinholes, not the lens {lens.model}")
         if (lens.width, lens.height) != (capture.images[0].lens.width, capture.images[0].lens.height):
             raise UserError(f"image {printable(image.name)}: a camera path has one size, but images differ")
     first = capture.images[0].lens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained field as triangles: surface in blocks, what is small or hidden left out, colors from the cameras; files."""
+"""A trained field as triangles: surface in blocks, cleaned and simplified, colors from the cameras; files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -21,7 +22,7 @@ from nerfkit.export.writing import EmptyError, Work, linear, needs_double, optio
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import foretold
 
-FORMATS = ("ply", "glb")
+FORMATS, TEXTURED = ("ply", "glb"), ("glb", "obj")  # with colors of vertices, and with a texture; first what is usual
 POINTS_AT_ONCE = 2**18  # whose density is evaluated
 TRUNCATION = 4.0  # cells, of a signed distance
 MIN_WEIGHT = 0.5  # of all views together, for a corner to be known
@@ -110,9 +111,11 @@ class Mesh:
     faces: np.ndarray  # [F, 3] int64, counter-clockwise seen from outside
     normals: np.ndarray  # [V, 3] float32, unit vectors that point outwards
     colors: np.ndarray  # [V, 3] uint8, sRGB
+    uv: np.ndarray | None = None  # [V, 2] float32, from the lower left corner of the texture, 0, to the upper right, 1
+    texture: np.ndarray | None = None  # [T, T, 3] uint8, sRGB, the upper row first
 
     def keep(self, faces: np.ndarray) -> Mesh:
-        """The mesh with the faces [F] bool alone, and their vertices."""
+        """A mesh without texture, with the faces [F] bool alone, and their vertices."""
         used = np.zeros(len(self.vertices), dtype=bool)
         used[self.faces[faces]] = True
         number = np.cumsum(used) - 1
@@ -159,14 +162,46 @@ def vertex_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
 
 def without_small_parts(mesh: Mesh, share: float) -> tuple[Mesh, int]:
     """The mesh without connected parts of less than a share of the faces, and how many those were."""
+    part = connected_parts(mesh.faces)
+    sizes = np.bincount(part)
+    small = sizes < share * len(part)
+    return mesh.keep(~small[part]), int((small & (sizes > 0)).sum())
+
+
+def connected_parts(faces: np.ndarray) -> np.ndarray:
+    """The number [F] of the connected part that each face is of."""
     sparse = optional("scipy.sparse", "a mesh")
-    a, b, c = mesh.faces.T
+    a, b, c = faces.T
     edges = np.ones(2 * len(a), dtype=bool), (np.concatenate([a, b]), np.concatenate([b, c]))
-    graph = sparse.coo_matrix(edges, shape=(len(mesh.vertices),) * 2)
-    n_parts, part = sparse.csgraph.connected_components(graph, directed=False)
-    sizes = np.bincount(part[a], minlength=n_parts)
-    small = sizes < share * len(a)
-    return mesh.keep(~small[part[a]]), int((small & (sizes > 0)).sum())
+    graph = sparse.coo_matrix(edges, shape=(faces.max(initial=0) + 1,) * 2)
+    return sparse.csgraph.connected_components(graph, directed=False)[1][a]
+
+
+def filled(mesh: Mesh, widest: float) -> tuple[Mesh, int]:
+    """The mesh with triangles over its holes that are no wider than `widest` [model units], and how many they are."""
+    if not widest:
+        return mesh, 0
+    trimesh = optional("trimesh", "a mesh without holes")
+    shape, n = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False), len(mesh.faces)
+    trimesh.repair.fill_holes(shape, use_fan=True)
+    new = shape.faces[n:]
+    edges = np.diff(mesh.vertices[new], axis=1, append=mesh.vertices[new[:, :1]])  # [N, 3, 3]
+    hole = connected_parts(new)
+    is_wide = np.bincount(hole, np.linalg.norm(edges, axis=2).max(axis=1) > widest) > 0  # one edge of a fan is enough
+    faces = np.concatenate([mesh.faces, new[~is_wide[hole]]])
+    return replace(mesh, faces=faces, normals=vertex_normals(mesh.vertices, faces)), int((~is_wide[hole]).sum())
+
+
+def simplified(mesh: Mesh, faces: int) -> Mesh:
+    """The mesh with about so many faces at most; a vertex has the color of the nearest one before."""
+    if len(mesh.faces) <= faces:
+        return mesh
+    simplification = optional("fast_simplification", "a mesh of fewer --faces")
+    tree = optional("scipy.spatial", "a mesh of fewer --faces").cKDTree(mesh.vertices)
+    vertices, corners = simplification.simplify(mesh.vertices, mesh.faces, target_count=faces)
+    corners = corners.astype(np.int64)
+    colors = mesh.colors[tree.query(vertices)[1]]
+    return Mesh(vertices, corners, vertex_normals(vertices, corners), colors)
 
 
 def cropped(mesh: Mesh, crop: Crop | None) -> Mesh:
@@ -284,24 +319,45 @@ def _from_neighbours(faces: np.ndarray, has_color: np.ndarray, color: np.ndarray
         has_color |= found
 
 
-def mesh_bytes(mesh: Mesh, format: str) -> bytes:
-    """The content of a file of FORMATS; colors of a glTF are linear, as that format has them, its axes the mesh's.
+def mesh_bytes(mesh: Mesh, formats: tuple[str, ...], name: str) -> dict[str, bytes]:
+    """The content of files of FORMATS or, with a texture, TEXTURED, by their endings; `name` is theirs without these.
 
-    A glTF has vertices in float32: far from the origin it has them around a point, to which its node moves them.
+    Colors of vertices of a glTF are linear, as that format has them, its texture is not; axes are the mesh's. It has
+    vertices in float32: far from the origin these lie around a point, to which its node moves them.
     """
-    if format == "ply":
-        return ply_bytes(oriented_columns(mesh.vertices, mesh.normals, mesh.colors), mesh.faces)
-    trimesh = optional("trimesh", "a GLB file")
-    colors = (linear(mesh.colors / 255) * 255 + 0.5).astype(np.uint8)
-    opaque = np.full((len(colors), 1), 255, dtype=np.uint8)
-    place, middle = np.eye(4), (mesh.vertices.min(axis=0) + mesh.vertices.max(axis=0)) / 2
-    if needs_double(mesh.vertices):
-        step = 2.0 ** round(math.log2(np.ptp(mesh.vertices, axis=0).max()))  # whole ones are exact, in float32 as well
-        place[:3, 3] = np.round(middle / step) * step
-    shape = trimesh.Trimesh(
-        mesh.vertices - place[:3, 3], mesh.faces, vertex_normals=mesh.normals.astype(np.float64), process=False,
-        vertex_colors=np.concatenate([colors, opaque], axis=1),
+    content = {}
+    if "ply" in formats:
+        content["ply"] = ply_bytes(oriented_columns(mesh.vertices, mesh.normals, mesh.colors), mesh.faces)
+    if "glb" in formats:
+        place, middle = np.eye(4), (mesh.vertices.min(axis=0) + mesh.vertices.max(axis=0)) / 2
+        if needs_double(mesh.vertices):
+            step = 2.0 ** round(math.log2(np.ptp(mesh.vertices, axis=0).max()))  # whole ones are exact in float32, too
+            place[:3, 3] = np.round(middle / step) * step
+        scene = optional("trimesh", "a GLB file").Scene()
+        scene.add_geometry(_trimesh(replace(mesh, vertices=mesh.vertices - place[:3, 3]), name), transform=place)
+        content["glb"] = scene.export(file_type="glb", include_normals=True)
+    if "obj" in formats:
+        export = optional("trimesh.exchange.obj", "an OBJ file").export_obj
+        digits = 6 - min(0, math.floor(math.log10(np.ptp(mesh.vertices, axis=0).max())))
+        text, beside = export(
+            _trimesh(mesh, name), include_normals=True, return_texture=True, mtl_name=f"{name}.mtl", digits=digits,
+            header=None,
+        )  # fmt: skip
+        content |= {"obj": text.encode()} | {file.rpartition(".")[2]: data for file, data in beside.items()}
+    return content
+
+
+def _trimesh(mesh: Mesh, name: str):
+    """A mesh as trimesh has it."""
+    trimesh = optional("trimesh", "a GLB or OBJ file")
+    normals = mesh.normals.astype(np.float64)
+    if mesh.texture is None:
+        colors = (linear(mesh.colors / 255) * 255 + 0.5).astype(np.uint8)
+        colors = np.concatenate([colors, np.full((len(colors), 1), 255, dtype=np.uint8)], axis=1)
+        return trimesh.Trimesh(mesh.vertices, mesh.faces, vertex_normals=normals, process=False, vertex_colors=colors)
+    material = trimesh.visual.material.PBRMaterial(
+        name=name, baseColorTexture=Image.fromarray(mesh.texture), baseColorFactor=[255] * 4, metallicFactor=0.0,
+        roughnessFactor=1.0,
     )  # fmt: skip
-    scene = trimesh.Scene()
-    scene.add_geometry(shape, transform=place)
-    return scene.export(file_type="glb", include_normals=True)
+    visual = trimesh.visual.TextureVisuals(uv=mesh.uv, material=material)
+    return trimesh.Trimesh(mesh.vertices, mesh.faces, vertex_normals=normals, process=False, visual=visual)

@@ -38,9 +38,7 @@ class View:
         pixel, z = self.camera.project(points, 0)
         column, row = pixel.unbind(-1)  # all by columns: sums and comparisons over a last axis of two or three are slow
         width, height = self.camera.size(0)
-        inside = (column >= 0) & (row >= 0) & (column < width) & (row < height)  # NaN is not
-        if not self.camera.lenses:
-            inside &= z > 0
+        inside = (z > 0) & (column >= 0) & (row >= 0) & (column < width) & (row < height)  # NaN is not
         x, y, z = (points - self.camera.positions[0]).unbind(-1)
         seen = Seen((x * x + y * y + z * z).sqrt(), pixel, inside)
         if self.known is not None:
@@ -68,6 +66,10 @@ class View:
         """Color [P, 3] in [0, 1], interpolated between pixels."""
         corners, right, down = self._around(self.rgb, seen)
         return _between([corner.float() / 255 for corner in corners], right[:, None], down[:, None])
+
+    def opacity_at(self, seen: Seen) -> Tensor:
+        """Opacity [P], interpolated between pixels."""
+        return _between(*self._around(self.opacity, seen))
 
     def _around(self, image: Tensor, seen: Seen) -> tuple[list[Tensor], Tensor, Tensor]:
         """The four pixels around points, the upper two first, and how far points are right of and below the first."""

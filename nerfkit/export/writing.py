@@ -27,12 +27,13 @@ from nerfkit.rendering.images import npz_bytes
 from nerfkit.safe_io import open_regular, printable
 from nerfkit.training.run.folder import RunFolder
 
-PACKAGES = {"skimage.measure": "scikit-image", "scipy.sparse": "scipy", "scipy.spatial": "scipy"}  # where names differ
+PACKAGES = {"skimage": "scikit-image", "fast_simplification": "fast-simplification"}  # where names differ
 ABOUT = ".export.json"  # ending of the JSON beside an output
 FINISHED, UNFINISHED = "export.json", "unfinished.json"  # in a folder of outputs
 KEY = "of.json"  # in a folder of parts: what they are parts of
 MAX_PART = 2**33  # bytes
 IMAGE_FORMATS = ("exr", "npz")
+BESIDE = {"obj": ("mtl", "png")}  # endings of files that those of a format need
 PLY_TYPES = {"f4": "float", "f8": "double", "u1": "uchar"}
 DOUBLE_ABOVE = 1e3  # distances from the origin, in sizes, at which float32 has steps of 1/10,000 of the size
 
@@ -46,7 +47,8 @@ def optional(module: str, what: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and not module.startswith(error.name.split(".")[0]):
             raise  # it is there, but lacks one of its own
-        package = PACKAGES.get(module, module)
+        package = module.split(".")[0]
+        package = PACKAGES.get(package, package)
         raise UserError(f'{what} needs {package}, which is missing; type pip install "nerfkit[export]"') from None
 
 
@@ -57,18 +59,23 @@ class Output:
         run: the run folder.
         out: of the user: a file whose ending is one of the formats, a name without ending, or nothing.
         name: of the file, if `out` is empty.
-        formats: that are written, endings without the dot; `known` are all of them.
+        formats: that are asked for, endings without the dot; if none is, the ending of `out` decides, or else it is the
+            first of `known`, all that there are.
     """
 
     def __init__(self, run: Path, out: str, name: str, formats: tuple[str, ...], known: tuple[str, ...]):
         self.own: OwnFolder | None = None
-        self.stem, self.formats = Path(out).expanduser(), formats
+        self.stem, self.formats = Path(out).expanduser(), formats or known[:1]
         ending = self.stem.suffix[1:].lower()
         if not out:
             self.own = RunFolder.existing(run).child("export", "export")
             self.stem = self.own.path / name
         elif ending in known:
-            self.formats, self.stem = (ending,), self.stem.with_suffix("")
+            if formats and ending not in formats:
+                raise UserError(
+                    f"--out {printable(self.stem)} is no file of --formats {','.join(formats)}; leave out one of them"
+                )
+            self.formats, self.stem = formats or (ending,), self.stem.with_suffix("")
         elif ending.isalpha():
             raise UserError(f"--out {printable(self.stem)}: cannot write .{ending}, only {', '.join(known)}")
         try:
@@ -82,13 +89,14 @@ class Output:
 
     def check(self, overwrite: bool) -> None:
         """Raise RunError if a file is there already, before anything is computed."""
-        for file in (*map(self.file, self.formats), self.about):
+        endings = (ending for format in self.formats for ending in (format, *BESIDE.get(format, ())))
+        for file in (*map(self.file, endings), self.about):
             if os.path.lexists(file) and (not overwrite or file.is_dir()):
                 raise RunError(f"{printable(file)} exists; choose another --out, or replace it with --overwrite")
 
     def write(self, content: dict[str, bytes], about: dict[str, Any]) -> list[Path]:
-        """Write the content of each format and what there is to say about it; the files."""
-        files = {self.file(format): data for format, data in content.items()}
+        """Write the content of each ending and what there is to say about it; the files."""
+        files = {self.file(ending): data for ending, data in content.items()}
         text = json.dumps({"files": [file.name for file in files], **about}, indent=1) + "\n"
         for file, data in {**files, self.about: text}.items():
             if self.own is not None:

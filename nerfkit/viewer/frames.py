@@ -189,8 +189,7 @@ class ModelFrame:
         pixel, ahead = self.scene.cameras.project(points, self.look.view)  # [R, 2], [R]
         image = self.scene.photo(self.look.view)  # [H', W', 3]
         size = torch.tensor([image.shape[1], image.shape[0]])
-        ahead = (ahead > 0) | bool(self.scene.cameras.lenses)  # or else pixels of what is not seen are NaN
-        known = ahead & (pixel >= 0).all(-1) & (pixel < size).all(-1)
+        known = (ahead > 0) & (pixel >= 0).all(-1) & (pixel < size).all(-1)
         place = torch.where(known[:, None], pixel / size * 2 - 1, 0.0)  # from -1 to 1, between the outer edges
         seen = F.grid_sample(
             image.permute(2, 0, 1)[None], place.view(1, height, width, 2), padding_mode="border", align_corners=False

@@ -54,7 +54,7 @@ class ViewerScene:
     def from_run(cls, run: Run) -> ViewerScene:
         """A finished run; its scene's images and points, where they still are."""
         scene = cls(
-            run.scene.name, run.config, run.model, run.background, run.cameras("train"), run.scene.up, run.transform,
+            run.scene.name, run.config, run.model, run.background, run.seeing_cameras(), run.scene.up, run.transform,
             RunFolder.existing(run.folder), run.scene.names("train"), history=read_lines(run.folder),
         )  # fmt: skip
         try:

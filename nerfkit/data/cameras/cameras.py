@@ -142,8 +142,9 @@ class Cameras:
         return replace(_each_tensor(self, lambda tensor: tensor.to(device)), table=table)
 
     def pinhole(self) -> Cameras:
-        """The same cameras without distortion; instead of panoramas some of 90 degrees, at least, along either side."""
-        least = [lens.is_panorama * max(lens.width, lens.height) / 2 for lens in self.lenses]
+        """The same cameras without distortion; of lenses that may see beyond 90 degrees from their axis, some of 90
+        degrees across at most."""
+        least = [lens.is_wide * max(lens.width, lens.height) / 2 for lens in self.lenses]
         focal = self.focal.maximum(self.focal.new_tensor(least)[:, None]) if any(least) else self.focal
         return replace(self, focal=focal, lenses=(), table=None)
 
@@ -191,11 +192,13 @@ class Cameras:
         return torch.full_like(pixel, view), pixel % width, pixel // width
 
     def project(self, points: Tensor, view: int) -> tuple[Tensor, Tensor]:
-        """Pixel coordinates [P, 2] and depth along -z [P] of world points [P, 3] in one view."""
+        """Pixel coordinates [P, 2] and depth [P] of world points [P, 3] in one view: along -z, or the distance where
+        the lens may see beyond 90 degrees from its axis. NaN where the lens does not see a point."""
         pose = self.camera_to_world[view]
         x, y, z = pose[:, :3].T @ (points - pose[:, 3]).T  # camera axes, each in one piece of memory
         if self.lenses:
-            return self.lenses[view].project(torch.stack([x, -y, -z], dim=-1)), -z
+            depth = (x * x + y * y + z * z).sqrt() if self.lenses[view].is_wide else -z
+            return self.lenses[view].project(torch.stack([x, -y, -z], dim=-1)), depth
         depth = -z
         return (torch.stack([x, -y]) / depth * self.focal[view][:, None] + self.center[view][:, None]).T, depth
 

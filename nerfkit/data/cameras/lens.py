@@ -177,7 +177,8 @@ class Lens:
             raise SceneError(
                 f"the lens {self.model} of {self.width}x{self.height} images, {params}, has no directions for "
                 f"{100 * share:.3g} % of the pixels, beyond {nearest.item():.4g} pixels from its principal point, "
-                f"where its polynomial folds back; crop the images, calibrate with another model, or {UNDISTORT}"
+                f"where its polynomial folds back or its equations end; crop the images, calibrate with another model, "
+                f"or {UNDISTORT}"
             )
         return made
 

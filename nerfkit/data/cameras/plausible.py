@@ -25,7 +25,7 @@ ALIKE = 0.03  # relative difference of shares that are one
 PINCUSHION, PINCUSHION_FISHEYE = 1.3, 1.5
 LARGEST_SENSOR = 60  # mm
 MOST = 64  # lenses with distortion, evenly spaced, that are looked at
-COARSE = 16  # nodes across a lens whose distortion is looked at
+FINE = 64  # nodes across a lens whose directions are looked for
 
 
 def lens_diagnostics(lenses: Iterable[Lens]) -> list[str]:
@@ -40,6 +40,17 @@ def lens_diagnostics(lenses: Iterable[Lens]) -> list[str]:
             first, n_images = found.get(kind, (text, 0))
             found[kind] = first, n_images + count
     return [f"{text} (lenses of {n_images} of {counts.total()} images)" for text, n_images in found.values()]
+
+
+def refused_lens(lenses: Iterable[Lens]) -> list[str]:
+    """Why training refuses the first lens that has too few directions, if there is one."""
+    distorted = [lens for lens in dict.fromkeys(lenses) if not lens.is_pinhole]
+    for lens in distorted[:: max(1, len(distorted) // MOST)]:
+        try:
+            lens.direction_map(max(1, max(lens.width, lens.height) // FINE))
+        except SceneError as error:
+            return [str(error)]
+    return []
 
 
 def _implausible(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, str]]:
@@ -79,13 +90,9 @@ def _implausible(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, s
 
 
 def _distortion(lens: Lens) -> str | None:
-    """Of a lens that folds within the image, as training refuses it, or that draws its corners far outwards."""
+    """Of a lens that draws its corners far outwards."""
     if lens.is_pinhole or lens.is_panorama:
         return None
-    try:
-        lens.direction_map(max(1, max(lens.width, lens.height) // COARSE))
-    except SceneError as error:
-        return str(error)
     corners = torch.cartesian_prod(*(torch.tensor([0.5, side - 0.5]) for side in (lens.width, lens.height)))
     directions, residual = lens.unproject(corners)
     across = torch.linalg.vector_norm(directions[:, :2], dim=-1)

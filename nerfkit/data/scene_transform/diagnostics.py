@@ -151,7 +151,8 @@ def box_diagnostics(
     points = capture.points.positions if capture.points is not None else np.zeros((0, 3))
     rays, inside = share_of_rays(images, box), _inside(points, box)
     rig = measure(np.stack([image.camera_to_world for image in images]))
-    focus = rig.focus if rig.in_front >= FOCUSED and rig.miss <= NEAR_AXES else None  # that the cameras look at
+    looks_around = any(image.lens.is_panorama for image in images)
+    focus = rig.focus if rig.in_front >= FOCUSED and rig.miss <= NEAR_AXES and not looks_around else None  # looked at
     missed = focus is not None and not _inside(focus[None], box)
     if rays >= FEW and (not missed if inside is None else inside >= FEW):
         return

@@ -40,6 +40,7 @@ SECONDS_A_PIXEL, SECONDS_A_PAIR, SECONDS_A_PHOTO = 2.4e-6, 0.06, 0.8
 INSTALL = 'pip install "nerfkit[photos]"'
 SEED, DATABASE = 0, "database.db"
 MAX_IMAGE_SIZE, FEATURES = 1600, 4096  # pixels of the longer side; per image
+AROUND = 2  # as many of both for panoramas, whose longer side is 360 degrees
 MANY = 20  # photos of one lens, from where a model of more parameters is well determined
 IMAGES_AT_ONCE, PAIRS_AT_ONCE = 10, 50
 THREADS = cores()
@@ -50,15 +51,18 @@ def plan(source: Path, report: Report = print) -> tuple[str, float]:
     """What a folder of photos or a video holds, in words, and roughly the seconds that finding its poses takes;
     nothing is written."""
     if source.is_file():
-        names, sizes = [f"{number}" for number in range(FRAMES)], [VIDEO_SIZE] * FRAMES
+        names, sizes, n_around = [f"{number}" for number in range(FRAMES)], [VIDEO_SIZE] * FRAMES, 0
         what = f"a video, of which {FRAMES} frames are taken at most"
     else:
         found = find_photos(image_folder(source), report)
         names, sizes = [photo.name for photo in found], [photo.lens[:2] for photo in found]
         n_lenses = len({photo.lens for photo in found})
         lenses = "one lens" if n_lenses == 1 else f"{n_lenses} lenses"
-        what = f"{len(found)} photos of {format_sizes(sizes)} from {lenses}"
-    pixels = sum(width * height * min(1.0, MAX_IMAGE_SIZE / max(width, height)) ** 2 for width, height in sizes)
+        n_around = sum(photo.is_panorama for photo in found)
+        kind = "panoramas" if n_around == len(found) else "photos" + f" ({n_around} panoramas)" * (n_around > 0)
+        what = f"{len(found)} {kind} of {format_sizes(sizes)} from {lenses}"
+    longest = MAX_IMAGE_SIZE * (AROUND if 2 * n_around > len(names) else 1)
+    pixels = sum(width * height * min(1.0, longest / max(width, height)) ** 2 for width, height in sizes)
     n_pairs = len(choose_pairs(names, source.is_file()))
     of_all_cores = SECONDS_A_PIXEL * pixels + SECONDS_A_PAIR * n_pairs
     return what, of_all_cores / THREADS + SECONDS_A_PHOTO * len(names)
@@ -164,12 +168,15 @@ def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, repor
     missing = [photo.name for photo in found if photo.name not in registered]
     summary = f"registered {len(registered)} of {len(found)} photos"
     if 2 * len(registered) < len(found):
-        is_one_lens = len({photo.lens for photo in found}) == 1
+        lenses = {(photo.lens, photo.is_panorama) for photo in found}
+        reader = f"--ImageReader.single_camera {int(len(lenses) == 1)}"
+        if all(photo.is_panorama for photo in found):
+            reader += " --ImageReader.camera_model EQUIRECTANGULAR"
         raise SceneError(
             f"{summary} in {printable(images)}, fewer than half; without a pose ({first_of(missing, LISTED)}). Take "
             "more, sharp and with two thirds of overlap, or remove those that show something else. COLMAP itself has "
             "more to "
-            "try:\n" + _by_hand(sparse.parent.parent, images, is_video, is_one_lens)
+            "try:\n" + _by_hand(sparse.parent.parent, images, is_video, reader)
         )
     report(f"{summary}, {model.num_points3D()} points, {model.compute_mean_reprojection_error():.2f} px")
     if missing:
@@ -189,12 +196,12 @@ def _link(link: Path, images: Path) -> None:
         )
 
 
-def _by_hand(root: Path, images: Path, is_video: bool, is_one_lens: bool) -> str:
+def _by_hand(root: Path, images: Path, is_video: bool, reader: str) -> str:
     """Commands whose model is read in the place of nerfkit's, with lower thresholds than COLMAP's own."""
     database, sparse, images = (shlex.quote(str(path)) for path in (root / "database.db", root / "sparse", images))
     both = f"--database_path {database} --image_path {images}"
     return f"""\
-    colmap feature_extractor {both} --ImageReader.single_camera {int(is_one_lens)}
+    colmap feature_extractor {both} {reader}
     colmap {"sequential" if is_video else "exhaustive"}_matcher --database_path {database}
     mkdir -p {sparse}
     colmap mapper {both} --output_path {sparse} --Mapper.init_min_tri_angle 4 --Mapper.abs_pose_min_num_inliers 15"""
@@ -241,7 +248,7 @@ def _readable(folder: Path, found: list[Photo], images: Path) -> dict[str, Photo
 def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> None:
     """Features; images of one lens share a camera."""
     options = pycolmap.FeatureExtractionOptions()
-    options.max_image_size, options.num_threads, options.sift.max_num_features = MAX_IMAGE_SIZE, THREADS, FEATURES
+    options.num_threads = THREADS
     lenses: dict[tuple, list[str]] = {}
     for name, photo in names.items():
         lenses.setdefault(photo.lens, []).append(name)
@@ -252,6 +259,10 @@ def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> N
             before = database.num_cameras()
             reader = pycolmap.ImageReaderOptions()
             reader.camera_model = "OPENCV" if len(group) >= MANY else "SIMPLE_RADIAL"
+            factor = 1
+            if names[group[0]].is_panorama:
+                reader.camera_model, factor = "EQUIRECTANGULAR", AROUND
+            options.max_image_size, options.sift.max_num_features = factor * MAX_IMAGE_SIZE, factor * FEATURES
             for first in range(0, len(group), IMAGES_AT_ONCE):
                 if (number := database.num_cameras()) > before:  # made with the first image that could be read
                     reader.existing_camera_id = number

@@ -42,9 +42,16 @@ def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -
     state = {"format": FORMAT_VERSION, **state}
     text = json.dumps(state)
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    data = safetensors.torch.save(tensors, metadata={"state": text, "checksum": checksum(tensors, text)})
+    metadata = {"state": text, "checksum": checksum(tensors, text)}
+
+    def write(file: Path) -> None:
+        try:
+            safetensors.torch.save_file(tensors, file, metadata)  # as bytes it would be in memory twice
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+
     try:
-        folder.write(NEWEST, data, PREVIOUS if _is_intact(folder) else None)
+        folder.write(NEWEST, write, PREVIOUS if _is_intact(folder) else None)
     except RunError as error:
         kept = "; the last one is kept" if exists(folder.path) else ""
         raise RunError(f"cannot save the checkpoint in {folder.path}: {error}{kept}") from None

@@ -8,6 +8,7 @@ processes each draws rays of its own, and their gradients are added: `nerfkit.tr
 
 from __future__ import annotations
 
+import gc
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -194,6 +195,7 @@ class TrainingStep:
     def _record(self) -> None:
         self.optimizer.zero_grad()
         self.together.barrier()
+        gc.collect()  # a graph of others that is freed during a capture ends it
         graph = torch.cuda.CUDAGraph()
         # thread_local: a viewer in another thread may go on using the GPU.
         if (generator := generator_on(self.device)) is not None:

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A painted ball of whose pattern the field knows the mean alone: what photographs show is on its mesh, in metres."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.readers.transforms.writer import write_transforms
+from nerfkit.errors import UserError
+from nerfkit.export import mesh
+from tests.naming import assert_names, raises_mentioning
+from tests.rasterizer import Surface, decibels
+from tests.sphere_field import CENTER, RADIUS, call, cameras, frame, read_ply, write_run
+
+for package in ("skimage", "trimesh", "xatlas", "fast_simplification"):
+    pytest.importorskip(package)
+FINER = 6  # of a photograph, in pixels of the run's views
+MESH = ("--resolution", 40, "--from", "depth", "--min_part", 0.1)
+FACES = 1000
+
+
+def pattern(outwards):
+    """Stripes [..., 3], of each channel along another axis."""
+    return 0.5 + 0.35 * np.sign(np.sin(14 * outwards + [0.3, 1.0, 2.0]))
+
+
+def looked_at(views, view):
+    """What a camera sees of the painted ball before white, [H, W, 3], and where that is the ball seen from above."""
+    rays, size = views.image_rays(view), views.size(view)[::-1]
+    origins, directions = (x.double().numpy() for x in rays[:2])
+    along = ((CENTER - origins) * directions).sum(1)
+    nearest = np.linalg.norm(origins + along[:, None] * directions - CENTER, axis=1)
+    inside = np.sqrt((RADIUS**2 - nearest**2).clip(min=0))
+    outwards = (origins + (along - inside)[:, None] * directions - CENTER) / RADIUS
+    image = np.where((nearest < RADIUS)[:, None], pattern(outwards), 1.0)
+    return image.reshape(*size, 3), (inside > 0.6 * RADIUS).reshape(size)
+
+
+def write_photos(folder, changed=None):
+    """Photographs of the ball in a scene; `changed` makes another one, and a mask of what counts, of each."""
+    small = cameras()
+    views = small.resized(*(FINER * side for side in small.size(0)))
+    images = []
+    for number in range(len(views)):
+        image, _ = looked_at(views, number)
+        image, mask = changed(number, image) if changed else (image, np.ones(image.shape[:2], dtype=bool))
+        file, lens = folder / f"photo_{number}.png", (*views.focal[number].tolist(), *views.center[number].tolist())
+        Image.fromarray((image * 255 + 0.5).astype(np.uint8)).save(file)
+        Image.fromarray(mask).save(file.with_suffix(".mask.png"))
+        pose = frame().to_input(views.camera_to_world[number].double().numpy())
+        lens = Lens("PINHOLE", lens, *views.size(number))
+        images.append(PosedImage(file.name, file, pose, lens, file.with_suffix(".mask.png")))
+    write_transforms(
+        folder / "transforms.json", Capture("ball", "", images, splits={"train": [image.name for image in images]})
+    )
+    return folder
+
+
+def score(surface):
+    """How well a surface, in the files' frame, shows what new cameras see from above [dB]."""
+    views, errors = cameras(5).resized(132, 120), []
+    for view in range(len(views)):
+        truth, inner = looked_at(views, view)
+        pose = frame().to_input(views.camera_to_world[view].double().numpy())
+        image = surface.image(pose, views.focal[view].numpy(), views.center[view].numpy(), views.size(view))
+        errors.append(decibels(image[inner], truth[inner]))
+    return float(np.mean(errors))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("painted")
+    (folder / "photos").mkdir()
+    return write_run(folder / "run", kind="gray", scene=str(write_photos(folder / "photos")))
+
+
+@pytest.fixture(scope="module")
+def textured(run, tmp_path_factory):
+    """The folder of ball.glb, ball.obj and what is beside them."""
+    folder = tmp_path_factory.mktemp("textured")
+    call(run, "mesh", *MESH, "--faces", FACES, "--texture", 512, "--formats", "glb,obj", "--out", folder / "ball")
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["glb", "obj"])
+def test_a_texture_shows_what_photographs_do_and_no_vertex_could(textured, ending):
+    surface = Surface(textured / f"ball.{ending}")
+    assert surface.texture.shape == (512, 512, 3) and 0.9 * FACES < len(surface.faces) <= FACES
+    outwards = (frame().to_model(surface.vertices) - CENTER) / RADIUS
+    assert np.linalg.norm(outwards, axis=1) == pytest.approx(1, abs=0.06)
+    with_texture = score(surface)
+    surface.texture, surface.values = None, pattern(outwards)  # the best that colors of vertices can be
+    assert with_texture > 18 and with_texture > score(surface) + 6
+    assert (surface.normals * (outwards @ frame().rotation)).sum(1).min() > 0.5
+
+
+def test_what_is_beside_it(textured):
+    assert sorted(file.suffix for file in textured.iterdir()) == [".glb", ".json", ".mtl", ".obj", ".png"]
+    about = json.loads((textured / "ball.export.json").read_text())
+    assert about["share_of_texture_from_images"] > 0.99 and about["scale"] is None
+    assert about["files"] == ["ball.glb", "ball.obj", "ball.png", "ball.mtl"]
+
+
+def test_light_is_evened_and_what_is_masked_is_not_painted(textured, tmp_path):
+    """Every other photograph is darker, and a third of each is red where its mask is black."""
+
+    def changed(number, image):
+        mask, third = np.ones(image.shape[:2], dtype=bool), image.shape[1] // 3
+        image, mask[:, third * (number % 3) :][:, :third] = image * (0.6 if number % 2 else 1), False
+        return np.where(mask[..., None], image, (1, 0, 0)), mask
+
+    run = write_run(tmp_path / "run", kind="gray", scene=str(write_photos(tmp_path, changed)))
+    call(run, "mesh", *MESH, "--faces", FACES, "--texture", 512, "--out", tmp_path / "ball.glb")
+    assert score(Surface(tmp_path / "ball.glb")) > score(Surface(textured / "ball.glb")) - 2
+
+
+def test_without_photographs_a_texture_is_what_the_field_shows(tmp_path, capsys):
+    run = write_run(tmp_path / "run", kind="gray", scene=str(tmp_path / "nowhere"))
+    call(run, "mesh", *MESH, "--texture", 64, "--out", tmp_path / "ball.glb")
+    assert_names(capsys.readouterr().out, tmp_path / "nowhere", "not at hand")
+    assert np.abs(Surface(tmp_path / "ball.glb").texture - 0.5).max() < 0.03
+
+
+# ---- lengths
+
+
+def test_metres_by_a_factor_or_two_points_are_kept(tmp_path, capsys):
+    run, mesh_of = write_run(tmp_path / "run"), ("mesh", "--resolution", 24, "--from", "density")
+    call(run, *mesh_of, "--out", tmp_path / "units.ply")
+    assert_names(capsys.readouterr().out, "--scale", "--measure", "COLMAP")
+    units = read_ply(tmp_path / "units.ply")["vertices"]
+    center = frame().to_input(CENTER)
+    measured = (*center, *(center + [0, 3, 4]), 20)
+    for number, option in enumerate((("--scale", 0.25), (), ("--measure", *measured), ())):
+        call(run, *mesh_of, "--out", tmp_path / f"{number}.ply", *option)
+        factor, about = 0.25 if number < 2 else 4.0, json.loads((tmp_path / f"{number}.export.json").read_text())
+        assert np.allclose(read_ply(tmp_path / f"{number}.ply")["vertices"], factor * units, atol=1e-4)
+        assert about["scale"] == {
+            "metres_per_unit": pytest.approx(factor),
+            "measured": None if number < 2 else pytest.approx(measured),
+        }
+        assert_names(capsys.readouterr().out, "metres", "scale.json")
+    call(run, "points", "--count", 500, "--out", tmp_path / "points.ply")
+    points = read_ply(tmp_path / "points.ply")["vertices"] / 4
+    assert (np.linalg.norm(frame().to_model(points) - CENTER, axis=1) < 1.05 * RADIUS).mean() > 0.8
+    call(run, *mesh_of, "--out", tmp_path / "model.ply", "--frame", "model")
+    assert np.allclose(frame().to_input(read_ply(tmp_path / "model.ply")["vertices"]), units, atol=1e-4)
+
+
+def test_lengths_that_say_nothing_are_refused(run, tmp_path):
+    for options, named in (
+        (("--scale", 0), ("--scale", "0.0")),
+        (("--measure", 1, 2, 3, 1, 2, 3, 5), ("--measure", "0 units", "5 m")),
+        (("--measure", 1, 2, 3, 1, 2, 4, -5), ("--measure", "-5 m")),
+        (("--measure", 1, 2, 3, 1, 2, 4, 1, "--scale", 1), ("--measure", "--scale")),
+        (("--scale", 2, "--frame", "model"), ("--scale", "--frame model")),
+    ):
+        with raises_mentioning(UserError, *named):
+            call(run, "mesh", "--out", tmp_path / "m.ply", *options)
+    broken = write_run(tmp_path / "run")
+    (broken / "scale.json").write_text('{"metres_per_unit": -1}')
+    with raises_mentioning(UserError, broken / "scale.json", "metres_per_unit"):
+        call(broken, "mesh", "--out", tmp_path / "m.ply")
+
+
+# ---- files
+
+
+def test_all_formats_that_are_asked_for_are_written_or_refused(run, tmp_path):
+    call(run, "mesh", "--resolution", 24, "--formats", "ply,glb", "--out", tmp_path / "m.ply")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.export.json", "m.glb", "m.ply"]
+    for options, named in (
+        (("--formats", "glb", "--out", tmp_path / "n.ply"), ("n.ply", "--formats glb")),
+        (("--formats", "obj", "--out", tmp_path / "n"), ("obj", "--texture", "ply,glb")),
+        (("--formats", "ply,glb", "--texture", 64, "--out", tmp_path / "n"), ("ply", "glb,obj")),
+        (("--texture", 64, "--out", tmp_path / "n.ply"), ("n.ply", "glb, obj")),
+    ):
+        with raises_mentioning(UserError, *named):
+            call(run, "mesh", *options)
+    (tmp_path / "n.png").write_text("a picture of mine")
+    with raises_mentioning(UserError, tmp_path / "n.png", "--overwrite"):
+        call(run, "mesh", "--texture", 64, "--out", tmp_path / "n.obj")
+
+
+def test_what_is_missing_for_a_texture_is_said_before_the_work(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("nerfkit.export.views.Views.render", None)
+    monkeypatch.setattr("nerfkit.device.free_memory", lambda: 2**28)
+    with raises_mentioning(UserError, "--texture", "16384"):
+        call(run, "mesh", "--texture", 16384, "--out", tmp_path / "m")
+    monkeypatch.setitem(sys.modules, "xatlas", None)
+    with raises_mentioning(UserError, "xatlas", 'pip install "nerfkit[export]"'):
+        call(run, "mesh", "--texture", 64, "--out", tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- parts
+
+
+def ball_of_triangles(n=40):
+    """A closed mesh of a unit ball, turned outwards, with colors."""
+    trimesh = pytest.importorskip("trimesh")
+    ball = trimesh.creation.uv_sphere(count=[n, n])
+    vertices, faces = np.array(ball.vertices), np.array(ball.faces)
+    colors = (255 * (0.5 + 0.5 * vertices)).astype(np.uint8)
+    return mesh.Mesh(vertices, faces, mesh.vertex_normals(vertices, faces), colors)
+
+
+def volume(shape):
+    a, b, c = (shape.vertices[shape.faces[:, k]] for k in range(3))
+    return np.einsum("ij,ij->", a, np.cross(b, c)) / 6
+
+
+def test_small_holes_are_closed_and_wide_ones_stay():
+    ball = ball_of_triangles()
+    middles = ball.vertices[ball.faces].mean(1)
+    small, wide = (np.linalg.norm(middles - place, axis=1) < r for place, r in (([1, 0, 0], 0.15), ([0, 1, 0], 0.5)))
+    assert small.any() and wide.any()
+    pierced = ball.keep(~small & ~wide)
+    closed, n = mesh.filled(pierced, 0.5)
+    assert 2 < n == len(closed.faces) - len(pierced.faces)
+    assert (np.linalg.norm(closed.vertices[closed.faces[-n:]] - [1, 0, 0], axis=2) < 0.25).all()
+    both, _ = mesh.filled(pierced, 2.0)
+    assert volume(both) == pytest.approx(volume(ball), rel=0.1), "what was added is turned outwards"
+
+
+def test_fewer_faces_keep_shape_and_colors():
+    ball = ball_of_triangles()
+    coarse = mesh.simplified(ball, 400)
+    assert 350 < len(coarse.faces) <= 400 and volume(coarse) == pytest.approx(volume(ball), rel=0.05)
+    assert np.abs(coarse.colors / 255 - (0.5 + 0.5 * coarse.vertices)).max() < 0.1
+    assert mesh.simplified(ball, 10**6) is ball
