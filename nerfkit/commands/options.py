@@ -130,8 +130,10 @@ class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
     crop: Corners = None  # box of what is exported, in the coordinates of --frame: lowest, then highest corner
-    scale: ranged(float | None, 1e-9, 1e9) = None  # metres of a unit of the scene's files; RUN/scale.json if unset
-    measure: Measured | None = None  # instead: x y z of a point, of another, as in the files, and the metres between
+    # length of a unit of the scene's files in metres
+    scale: unset(float, "FLOAT", "that of RUN/scale.json, if there is one", 1e-9, 1e9) = None
+    # instead of --scale: two points in the coordinates of the scene's files, and the metres between them
+    measure: unset(Measured, "X Y Z X Y Z METRES", "none") = None
 
 
 @dataclass
@@ -143,9 +145,10 @@ class MeshOptions(GeometryOptions):
     level: number(0.001, 0.999) = LEVEL  # opacity of a cell that is on the surface, for --from density
     min_part: number(0, 0.5) = 0.001  # share of all faces below which a loose part is left out
     holes: number(0, 1000) = 4.0  # widest hole that is closed [cells]
-    faces: integer(0, 10**9) = 0  # number of faces, about, at most; 0: no limit
+    faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit
     texture: integer(0, 16384) = 0  # side of a texture from the training images [pixels]; 0: colors of vertices
-    formats: str = ""  # ply, glb or both (ply,glb); with --texture glb, obj or both; an --out that ends in one decides
+    # ply, glb or both (ply,glb); with --texture glb, obj or both; an --out that ends in one decides
+    formats: Text = ""
 
 
 @dataclass

@@ -92,9 +92,7 @@ IN_MINUTES = Condition(
     lambda facts: facts.on_gpu and facts.config.trainer.max_seconds is None and not facts.config.trainer.deterministic,
 )  # fmt: skip
 UNCOUNTED = Condition("trainer.steps has no limit", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
-WITH_DEPTH = Condition(
-    "the scene has depth images", "scene", lambda facts: facts.scene is not None and facts.scene.has_depth
-)
+WITH_DEPTH = Condition("the scene has depth images", "scene", lambda facts: bool(facts.scene and facts.scene.has_depth))
 FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training
 NO_LIMIT = Found("no limit", lambda facts: UNLIMITED)
