@@ -221,7 +221,7 @@ def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
 def test_a_crop_of_nothing_is_refused_before_views_are_rendered(run, tmp_path, monkeypatch):
     monkeypatch.setattr("nerfkit.export.views.Views.render", None)
     for crop, named in (
-        ((900, 900, 900, 901, 901, 901), ("900", "crop.json")),
+        ((900, 900, 900, 901, 901, 901), ("900",)),
         ((1, 1, 1, 0, 2, 2), ("min", "max")),
         ((-0.9, -0.8, -0.7, -0.7, -0.6, -0.5), ("--level", "training cameras", "--frame model")),
     ):

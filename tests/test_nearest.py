@@ -306,9 +306,9 @@ def test_paths_of_keyframes_alone(tmp_path: Path):
 def test_photos_without_poses_are_told_apart(tmp_path: Path, capsys):
     """In a folder within another, in none, and of panoramas."""
     capture_in(tmp_path / "a/b/c", [PINHOLE] * 3)
-    check_refused(load, tmp_path / "a", "b/c/images", "meant")
+    check_refused(load, tmp_path / "a", "did you mean", "b/c/images")
     (folder := tmp_path / "panoramas").mkdir()
-    check_refused(load, folder, "panoramas is empty")
+    check_refused(load, folder, "panoramas' is empty")
     for index in range(3):
         Image.new("RGB", (64, 32), (index, 0, 0)).save(folder / f"{index}.png")
     with pytest.raises(SceneError):

@@ -303,4 +303,4 @@ def test_torchrun_itself(options, tmp_path):
     printed = torchrun("scripts/train.py", "--config", options, "--out", run)
     assert printed.count("trained 4 steps") == 1
     printed = torchrun("-m", "nerfkit", "train", "--config", options, "--out", run, status=1)
-    assert printed.count(f"{run} holds a run already") == 1
+    assert printed.count(f"'{run}' holds a run already") == 1

@@ -42,7 +42,7 @@ class TrainOptions(Config):
     """Train a radiance field from a scene, photos or a video, into a run: a folder that all other commands take."""
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
-    # TOML files of options or presets (quick, best, demo, lego, ...); later ones and typed options override
+    # TOML files of options or presets (quick, best, demo, ...); later ones and typed options override
     config: Texts = ()
     resume: Text = ""  # run folder whose training goes on
     overwrite: Switch = False  # replace the run that is in --out already
@@ -72,7 +72,7 @@ class RunOptions:
 class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
-    # orbit, spiral, interpolate, train, test or FILE.json; auto: orbit if views stand all around, else interpolate
+    # orbit, spiral, interpolate, train, test, FILE.json; auto: orbit if views surround, else interpolate
     cameras: str = "auto"
     # equirectangular: panoramas of 360 degrees, the horizon level; fisheye: circles of 180 degrees
     lens: Literal["pinhole", "equirectangular", "fisheye"] = "pinhole"
@@ -144,9 +144,10 @@ class MeshOptions(GeometryOptions):
     level: number(0.001, 0.999) = LEVEL  # opacity of a cell that is on the surface, for --from density
     min_part: number(0, 0.5) = 0.001  # share of all faces below which a loose part is left out
     holes: number(0, 1000) = 4.0  # widest hole that is closed [cells]
-    faces: integer(0, 10**9) = 0  # number of faces, about, at most; 0: no limit
+    faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit
     texture: integer(0, 16384) = 0  # side of a texture from the training images [pixels]; 0: colors of vertices
-    formats: str = ""  # ply, glb or both (ply,glb); with --texture glb, obj or both; an --out that ends in one decides
+    # ply, glb or both (ply,glb); with --texture glb, obj or both; an --out that ends in one decides
+    formats: Text = ""
 
 
 @dataclass

@@ -61,7 +61,7 @@ class DataConfig:
 
     path: Text = ""  # folder of a scene or of plain photos, or a video
     sfm_dir: Text = ""  # folder for camera poses that are found for photos or a video (default: beside these)
-    # scene format: auto (told by the files), nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
+    # scene format: auto, nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
     format: str = "auto"
     downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images; areas are averaged
     masks: Literal["ignore", "alpha"] = "ignore"  # use of masked pixels; ignore: none; alpha: they are transparent
@@ -69,7 +69,7 @@ class DataConfig:
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None
-    # box around what is to be reconstructed, in coordinates of the scene's files: lowest, then highest corner
+    # box around what is reconstructed, in coordinates of the scene's files: lowest, then highest corner
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
     # affine: exposure and white balance learned for each training image
     appearance: auto("data.appearance", Literal["none", "affine"]) = None

@@ -92,12 +92,10 @@ IN_MINUTES = Condition(
     lambda facts: facts.on_gpu and facts.config.trainer.max_seconds is None and not facts.config.trainer.deterministic,
 )  # fmt: skip
 UNCOUNTED = Condition("trainer.steps has no limit", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
-WITH_DEPTH = Condition(
-    "the scene has depth images", "scene", lambda facts: facts.scene is not None and facts.scene.has_depth
-)
+WITH_DEPTH = Condition("the scene has depth images", "scene", lambda facts: bool(facts.scene and facts.scene.has_depth))
 CHANGING_LIGHT = Condition(
     "exposure or white balance changes from image to image", "scene",
-    lambda facts: facts.scene is not None and facts.scene.light_changes,
+    lambda facts: bool(facts.scene and facts.scene.light_changes),
 )  # fmt: skip
 FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training

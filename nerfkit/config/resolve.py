@@ -57,7 +57,6 @@ def decide(asked: Any, new: Any, scene: Any, device: Any, model_class: Any) -> d
         setattr(target, name, value)
         decisions[option] = Decision(value, condition.by, why)
     _check_split(asked, new, scene)
-    new.decisions = decisions
     check(new)
     return decisions
 
@@ -194,10 +193,9 @@ def _check_model(model: Any) -> None:
 def _check_sampling(config: Any) -> None:
     near, far, step = config.sampling.near, config.sampling.far, config.sampling.step_size
     if None not in (near, far) and near >= far:
-        found = [name for name in ("near", "far") if f"sampling.{name}" in getattr(config, "decisions", {})]
         raise ConfigError(
-            f"sampling.near ({near:g}) must be below sampling.far ({far:g}), in model units; lower near, or raise far"
-            + "".join(f"; {name} was left at auto" for name in found)
+            f"sampling.near ({near:g}) must be below sampling.far ({far:g}), in model units; lower near, or raise far; "
+            "what is left at auto follows from the scene"
         )
     if None in (near, far, step, config.sampling.kind, config.sampling.cone_angle, config.data.box):
         return  # the scene decides yet

@@ -76,7 +76,7 @@ def gather(views: Views, box: np.ndarray, crop: Crop | None, count: int) -> Poin
     cloud = joined(clouds)
     if not len(cloud):
         raise EmptyError(
-            f"no surface was found: no pixel of the training views has an opacity above {MIN_OPACITY} and a depth that "
+            f"no points were found: no pixel of the training views has an opacity above {MIN_OPACITY} and a depth that "
             f"other views agree with; train longer{', or widen the crop' * (crop is not None)}"
         )
     return thinned(cloud, count)

@@ -133,9 +133,7 @@ class Trainer:
                 raise ConfigError("the scene has depth images that were not loaded: views.load(with_depth=True)")
             self.views.sightings = None if scene is None else scene.sightings(self.device)
             if self.views.sightings is None:
-                raise ConfigError(
-                    "trainer.depth needs depth images or sparse points, and the scene has neither; leave it out"
-                )
+                raise ConfigError("trainer.depth needs depth images or sparse points: there are none; leave it out")
         self.held_back = HeldBack(config, self.views)
         with self._own():
             self.model.set_training_cameras(self.cameras, not isinstance(self.views.source, StreamingPixels))
