@@ -84,14 +84,12 @@ def opened(
 
     A scale that is given is kept with the run.
     """
-    unit = scale.given(options.scale, options.measure)
-    if unit is not None and options.frame == "model":
+    is_model = options.frame == "model"
+    if is_model and (options.scale or options.measure):
         raise UserError("--scale and --measure are of the scene's files; leave out --frame model")
     output = Output(run.folder, options.out, name, formats, known)
     output.check(options.overwrite)
-    if unit is not None:
-        scale.keep(run, unit)
-    unit = scale.kept(run) if options.frame == "files" else None
+    unit = None if is_model else scale.scale_of(run, options.scale, options.measure)
     if options.crop is None:
         cut = active_crop(run.folder, run.transform)
     else:
@@ -100,15 +98,9 @@ def opened(
         print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
     if unit is not None:
         print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m, as {scale.SCALE} of the run says")
-    elif options.frame == "files" and name != "web":
+    elif not is_model and name != "web":
         print(f"note: {scale.UNKNOWN}")
     return output, cut, unit
-
-
-def in_unit(run: Run, options: GeometryOptions, unit: scale.Scale | None) -> SceneTransform | None:
-    """The `target_transform`, to metres where these are known."""
-    transform = target_transform(run, options)
-    return transform if unit is None else scale.in_metres(transform, unit)
 
 
 def about(
@@ -194,7 +186,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             more["share_of_texture_from_images"] = share if images is not None else 0.0
         counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
         counts |= {"small_parts": n_small, "unseen_faces": n_unseen}
-        transform = in_unit(run, options, unit)
+        transform = scale.in_metres(target_transform(run, options), unit)
         length = 1.0 if transform is None else transform.distance_to_input(1.0)
         content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)
         thresholds = {
@@ -239,7 +231,8 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     name = "splats" if isinstance(options, SplatsOptions) else "points"
     output, cut, unit = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
-    box, transform = domain(run.model, run.config, cut, run.transform), in_unit(run, options, unit)
+    box = domain(run.model, run.config, cut, run.transform)
+    transform = scale.in_metres(target_transform(run, options), unit)
     if name == "splats":
         points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
     with Work(output.file("ply"), key(run, kind="points")) as work:
@@ -320,7 +313,7 @@ def export_web(run: Run, options: WebOptions) -> None:
         "background": run.background.tolist(),
         "view": webfield.start_view(run.cameras("train"), run.scene.up, run.config.data.box),
         "crop": None if cut is None else cut.to_cube().flatten().tolist(),
-        "metres": 0.0 if unit is None else in_unit(run, options, unit).distance_to_input(1.0),
+        "metres": 0.0 if unit is None else scale.in_metres(run.transform, unit).distance_to_input(1.0),
     }
     shown, why = run, webfield.why_not(run.model)
     content = b"" if why else webfield.page(run.model, scene)
