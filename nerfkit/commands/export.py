@@ -80,10 +80,7 @@ def target_transform(run: Run, options: ExportOptions) -> SceneTransform | None:
 def opened(
     run: Run, options: GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
 ) -> tuple[Output, Crop | None, scale.Scale | None]:
-    """Where an export of geometry goes, the crop of --crop, or else the run's where that is on, and the scale likewise.
-
-    A scale that is given is kept with the run.
-    """
+    """Where an export of geometry goes, and the crop and scale of the options, or else the run's; it keeps a scale."""
     is_model = options.frame == "model"
     if is_model and (options.scale or options.measure):
         raise UserError("--scale and --measure are of the scene's files; leave out --frame model")
@@ -99,7 +96,7 @@ def opened(
     if unit is not None:
         print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m, as {scale.SCALE} of the run says")
     elif not is_model and name != "web":
-        print(f"note: {scale.UNKNOWN}")
+        print("note: lengths are in the files' unit, which may be any, as COLMAP's; --scale or --measure give metres")
     return output, cut, unit
 
 
@@ -141,14 +138,9 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
     option = "--formats" if options.texture else "--formats without --texture"
     formats = chosen(option, options.formats, known) if options.formats else ()
-    for module, needs in (
-        ("trimesh", options.holes),
-        ("fast_simplification", options.faces),
-        ("xatlas", options.texture),
-    ):
-        if needs:  # said before minutes of work
-            optional(module, "this mesh")
     size = options.texture
+    for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
+        optional(module, "this mesh")  # said before minutes of work
     check_memory(size * size * texture.BYTES_PER_TEXEL, f"a --texture of {size} x {size}", run.device)
     output, cut, unit = opened(run, options, "mesh", formats, known)
     grid = Grid.over(domain(run.model, run.config, cut, run.transform), options.resolution)

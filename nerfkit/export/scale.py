@@ -23,12 +23,6 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run
 
 SCALE = "scale.json"  # in a run folder
-MAX_BYTES = 2**16
-UNKNOWN = (
-    "lengths are in units of the scene's files, which may be of any length, as COLMAP's are; for metres give --scale, "
-    "or --measure two points and their distance"
-)
-
 Measured = tuple[float, float, float, float, float, float, float]
 
 
@@ -62,7 +56,7 @@ def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale 
     if not file.exists():
         return None
     try:
-        return msgspec.convert(read_json(file, RunError, "the scale", MAX_BYTES), Scale)
+        return msgspec.convert(read_json(file, RunError, "the scale", 2**16), Scale)
     except msgspec.ValidationError as error:
         raise RunError(f"{printable(file)} is no scale: {error}; correct it, or delete the file") from None
 

@@ -68,9 +68,8 @@ class Texels:
         low = (corners.amin(1) - 0.5).ceil().long().clamp(0, size - 1)  # [F, 2], first texel whose middle may be inside
         across, down = ((corners.amax(1) - 0.5).floor().long() - low + 1).clamp(min=0).unbind(1)
         ends, parts = (across * down).cumsum(0), []
-        values = np.concatenate([mesh.vertices, mesh.normals, mesh.colors / 255], axis=1)
-        values = torch.from_numpy(values).float().to(device)
-        faces = torch.from_numpy(mesh.faces).to(device)
+        values = np.concatenate([mesh.vertices, mesh.normals, mesh.colors / 255], axis=1).astype(np.float32)
+        values, faces = torch.from_numpy(values).to(device), torch.from_numpy(mesh.faces).to(device)
         for start in range(0, int(ends[-1]), CHUNK):
             candidate = torch.arange(start, min(start + CHUNK, int(ends[-1])), device=device)
             face = torch.searchsorted(ends, candidate, right=True)
@@ -127,9 +126,7 @@ def painted(mesh: Mesh, size: int, views: Views, images: Images | None, cell: fl
     a, b, c = (mesh.vertices[mesh.faces[:, corner]] for corner in range(3))
     area = np.linalg.norm(np.cross(b - a, c - a), axis=1).sum() / 2
     texel = float(np.sqrt(area / max(len(texels.number), 1)))
-    # Between their vertices, faces that are larger than cells lie farther off the surface.
-    edge = float(np.sqrt(4 / np.sqrt(3) * area / len(mesh.faces)))
-    reach = TOLERANCE * max(cell, edge / 4)
+    reach = TOLERANCE * max(cell, 0.4 * np.sqrt(area / len(mesh.faces)))  # large faces lie farther off the surface
     total = torch.cat([texels.colors.float(), torch.ones(len(texels.number), 1, device=device)], dim=1) * LEAST
     for number in foretold(tqdm(range(len(views)), desc="texture", unit="view")):
         view, photo = views[number], photo_of(images, views, number, texel)
