@@ -57,7 +57,7 @@ from nerfkit.training.evaluator import beside_truth, evenly_chosen
 from nerfkit.training.run.load import Run, load_run
 
 POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and faces of a surface of a few sides
-POINTS_A_SECOND = {"cpu": 5e6, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
+POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
