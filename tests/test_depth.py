@@ -134,6 +134,22 @@ def test_depth_of_exports_lies_beside_their_images(tmp_path, format, images):
     assert views.load(with_depth=True).depth[:, 1].unique().tolist() == [0.5]
 
 
+def test_depth_maps_of_colmap_lie_in_its_dense_folder(tmp_path):
+    """The geometric ones, named as the images with their endings, in the units of the poses along the axis."""
+    floor, maps = above_floor(tmp_path, write_colmap), tmp_path / "stereo" / "depth_maps"
+    maps.mkdir(parents=True)
+    names = {Path(image.name).stem: image.name for image in load_capture(str(tmp_path)).images}
+    for name, _, z in floor:
+        shape = f"{z.shape[1]}&{z.shape[0]}&1&".encode()
+        (maps / f"{names[name]}.geometric.bin").write_bytes(shape + z.astype("<f4").tobytes())
+        (maps / f"{names[name]}.photometric.bin").write_bytes(shape)
+    scene = load_scene(str(tmp_path))
+    views = scene.split("train")
+    wanted = {name: ray for name, ray, _ in floor}
+    wanted = scene.transform.scale * np.concatenate([wanted[name].ravel() for name in views.names])
+    np.testing.assert_allclose(views.load(with_depth=True).depth[:, 0], wanted, rtol=5e-3)
+
+
 @pytest.mark.parametrize("values, says", [
     (np.ones(SIZE[::-1], np.uint8), ("8 bits", "16")), (np.ones((5, 40), np.uint16), ("40x5", "40x34")),
 ])  # fmt: skip

@@ -109,6 +109,7 @@ WITH = {  # what changes in a step with its number, or that it learns beside the
     "the_defaults": {},
     "light_and_poses": {"data": {"appearance": "affine", "pose_optimization": True}},
     "unbounded": {"sampling": {"kind": "contracted"}, "trainer": {"distortion": 0.003, "learning_rate": 0.02}},
+    "robust": {"trainer": {"robust": True}},
 }
 
 
@@ -127,7 +128,7 @@ def test_a_recorded_step_is_the_step_itself(gpu_config, name: str):
     recorded, other = (trainer.training_step for trainer in trainers)
     assert recorded.graph is not None and other.graph is None
     assert recorded.pop_stats() == other.pop_stats() and differing(*trainers) == []
-    ours, theirs = (trainer.adjustments.state_dict() for trainer in trainers)
+    ours, theirs = (t.adjustments.state_dict() | t.training_step.outliers.state_dict() for t in trainers)
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert all(x.any() for x in ours.values()), "learned, too"
 

@@ -57,7 +57,7 @@ from nerfkit.training.evaluator import beside_truth, evenly_chosen
 from nerfkit.training.run.load import Run, load_run
 
 POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and faces of a surface of a few sides
-POINTS_A_SECOND = {"cpu": 5e6, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
+POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
@@ -80,18 +80,13 @@ def target_transform(run: Run, options: ExportOptions) -> SceneTransform | None:
 def opened(
     run: Run, options: GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
 ) -> tuple[Output, Crop | None, scale.Scale | None]:
-    """Where an export of geometry goes, the crop of --crop, or else the run's where that is on, and the scale likewise.
-
-    A scale that is given is kept with the run.
-    """
-    unit = scale.given(options.scale, options.measure)
-    if unit is not None and options.frame == "model":
+    """Where an export of geometry goes, and the crop and scale of the options, or else the run's; it keeps a scale."""
+    is_model = options.frame == "model"
+    if is_model and (options.scale or options.measure):
         raise UserError("--scale and --measure are of the scene's files; leave out --frame model")
     output = Output(run.folder, options.out, name, formats, known)
     output.check(options.overwrite)
-    if unit is not None:
-        scale.keep(run, unit)
-    unit = scale.kept(run) if options.frame == "files" else None
+    unit = None if is_model else scale.scale_of(run, options.scale, options.measure)
     if options.crop is None:
         cut = active_crop(run.folder, run.transform)
     else:
@@ -100,15 +95,9 @@ def opened(
         print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
     if unit is not None:
         print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m, as {scale.SCALE} of the run says")
-    elif options.frame == "files" and name != "web":
-        print(f"note: {scale.UNKNOWN}")
+    elif not is_model and name != "web":
+        print("note: lengths are in the files' unit, which may be any, as COLMAP's; --scale or --measure give metres")
     return output, cut, unit
-
-
-def in_unit(run: Run, options: GeometryOptions, unit: scale.Scale | None) -> SceneTransform | None:
-    """The `target_transform`, to metres where these are known."""
-    transform = target_transform(run, options)
-    return transform if unit is None else scale.in_metres(transform, unit)
 
 
 def about(
@@ -149,14 +138,9 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
     option = "--formats" if options.texture else "--formats without --texture"
     formats = chosen(option, options.formats, known) if options.formats else ()
-    for module, needs in (
-        ("trimesh", options.holes),
-        ("fast_simplification", options.faces),
-        ("xatlas", options.texture),
-    ):
-        if needs:  # said before minutes of work
-            optional(module, "this mesh")
     size = options.texture
+    for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
+        optional(module, "this mesh")  # said before minutes of work
     check_memory(size * size * texture.BYTES_PER_TEXEL, f"a --texture of {size} x {size}", run.device)
     output, cut, unit = opened(run, options, "mesh", formats, known)
     grid = Grid.over(domain(run.model, run.config, cut, run.transform), options.resolution)
@@ -194,7 +178,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             more["share_of_texture_from_images"] = share if images is not None else 0.0
         counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
         counts |= {"small_parts": n_small, "unseen_faces": n_unseen}
-        transform = in_unit(run, options, unit)
+        transform = scale.in_metres(target_transform(run, options), unit)
         length = 1.0 if transform is None else transform.distance_to_input(1.0)
         content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)
         thresholds = {
@@ -239,7 +223,8 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     name = "splats" if isinstance(options, SplatsOptions) else "points"
     output, cut, unit = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
-    box, transform = domain(run.model, run.config, cut, run.transform), in_unit(run, options, unit)
+    box = domain(run.model, run.config, cut, run.transform)
+    transform = scale.in_metres(target_transform(run, options), unit)
     if name == "splats":
         points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
     with Work(output.file("ply"), key(run, kind="points")) as work:
@@ -320,7 +305,7 @@ def export_web(run: Run, options: WebOptions) -> None:
         "background": run.background.tolist(),
         "view": webfield.start_view(run.cameras("train"), run.scene.up, run.config.data.box),
         "crop": None if cut is None else cut.to_cube().flatten().tolist(),
-        "metres": 0.0 if unit is None else in_unit(run, options, unit).distance_to_input(1.0),
+        "metres": 0.0 if unit is None else scale.in_metres(run.transform, unit).distance_to_input(1.0),
     }
     shown, why = run, webfield.why_not(run.model)
     content = b"" if why else webfield.page(run.model, scene)

@@ -28,11 +28,12 @@ from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
 LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
-Measured = tuple[float, float, float, float, float, float, float]
 Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
 Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]", help_behavior_hint="")]
+Metres = unset(float, "METRES", "RUN/scale.json, which keeps it", 1e-9, 1e9)
+Measured = unset(tuple[float, float, float, float, float, float, float], "X Y Z X Y Z METRES", "RUN/scale.json")
 Corners = unset(Box, "X Y Z X Y Z", "the viewer's crop, if it saved one")
 
 
@@ -130,10 +131,8 @@ class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
     crop: Corners = None  # box of what is exported, in the coordinates of --frame: lowest, then highest corner
-    # length of a unit of the scene's files in metres
-    scale: unset(float, "FLOAT", "that of RUN/scale.json, if there is one", 1e-9, 1e9) = None
-    # instead of --scale: two points in the coordinates of the scene's files, and the metres between them
-    measure: unset(Measured, "X Y Z X Y Z METRES", "none") = None
+    scale: Metres = None  # length of a unit of the scene's files [m]
+    measure: Measured = None  # or two points, in the coordinates of the scene's files, and their distance [m]
 
 
 @dataclass

@@ -38,7 +38,7 @@ from nerfkit.viewer.page import Page
 
 # float32 values of a sample, of each of its features and of all else; a measured lower bound of a step.
 VALUES_PER_FEATURE, OTHER_VALUES = 6, 192
-SHORT = ("scene", "warning:", "training", "parallel", "device", "scoring", "run")  # rows that are printed without -v
+SHORT = ("scene", "warning:", "views", "training", "parallel", "device", "scoring", "run")  # printed without -v
 
 
 def main(options: TrainOptions, processes: Processes = SINGLE_PROCESS, is_last: bool = True) -> int:
@@ -271,7 +271,9 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     to_last = " on" if settings.steps == UNLIMITED else f" to {trainer.last_step}"
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
     beyond = f", and contracted outside of it, to a distance of {sampling.far:.4g}" * (sampling.kind == "contracted")
-    learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.pose_optimization)
+    has_light = data.appearance == "affine"
+    learned = ["its light"] * has_light + ["its pose"] * data.pose_optimization
+    because = ", as light changes from image to image" * (has_light and "data.appearance" in config.decisions)
     frame_notes = scene.transform.notes if scene.transform is not None else ()
     rows = [
         *(("scene", sentence) for sentence in scene.about),
@@ -280,7 +282,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
         ("images", f"{trainer.views.source.description}; background: {data.background}"),
         ("space", f"the box {corner_text(np.reshape(data.box, (2, 3)))}{beyond}; step {sampling.step_size:g}"),
         ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
-        *[("views", f"each training view has learned {' and '.join(learned)}")] * bool(learned),
+        *[("views", f"each training view learns {' and '.join(learned)}{because}")] * bool(learned),
         (
             "training",
             f"from step {trainer.step}{to_last}{limit}{used}, {settings.samples_per_step} samples a step, "

@@ -71,7 +71,8 @@ class DataConfig:
     background: auto("data.background", Literal["white", "black", "random"]) = None
     # box around what is reconstructed, in coordinates of the scene's files: lowest, then highest corner
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
-    appearance: Literal["none", "affine"] = "none"  # affine: exposure and white balance learned for each training image
+    # affine: exposure and white balance learned for each training image
+    appearance: auto("data.appearance", Literal["none", "affine"]) = None
     pose_optimization: Flag = False  # refinement of the camera poses while training
 
 
@@ -126,6 +127,7 @@ class TrainerConfig:
     # weight of the depth loss, on depth images, or on sparse points if there are none
     depth: auto("trainer.depth", float, 0, 100) = None
     loss: Text = ""  # color loss of your own instead of the squared error, package.module:function; see docs/python.md
+    robust: Flag = False  # less weight for what one image shows and the others do not, such as passers-by
     deterministic: Flag = False  # exactly the same result from the same seed; slower on a GPU
     save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end
     preview_every: integer(-1, 10**9) = -1  # steps between images in previews/; 0: none; -1: about 30 images in all

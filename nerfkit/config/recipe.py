@@ -93,6 +93,10 @@ IN_MINUTES = Condition(
 )  # fmt: skip
 UNCOUNTED = Condition("trainer.steps has no limit", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
 WITH_DEPTH = Condition("the scene has depth images", "scene", lambda facts: bool(facts.scene and facts.scene.has_depth))
+CHANGING_LIGHT = Condition(
+    "exposure or white balance changes from image to image", "scene",
+    lambda facts: bool(facts.scene and facts.scene.light_changes),
+)  # fmt: skip
 FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training
 NO_LIMIT = Found("no limit", lambda facts: UNLIMITED)
@@ -109,6 +113,7 @@ BASE: Recipe = {
         (Found("the box of the scene", lambda facts: tuple(facts.transform.box.flatten().tolist())), FRAMED),
         (DEFAULT_BOX, OTHERWISE),
     ),
+    "data.appearance": (("affine", CHANGING_LIGHT), ("none", OTHERWISE)),
     "sampling.near": ((Found("that of the scene", lambda facts: facts.transform.near), FRAMED), (0.0, OTHERWISE)),
     "sampling.far": (
         (Found("that of the scene", lambda facts: min(facts.transform.far, FARTHEST)), ENDS_THERE),

@@ -75,6 +75,9 @@ def _array(file: Path) -> tuple[np.ndarray, str]:
             content = np.load(io.BytesIO(read_regular(file, FILE_LIMIT, "depth image", SceneError)), allow_pickle=False)
             name = _first(content.files) if ending == ".npz" else ""
             values = content[name] if name else content
+        elif ending == ".bin":  # of COLMAP: width&height&channels&, and the numbers
+            *shape, content = read_regular(file, FILE_LIMIT, "depth image", SceneError).split(b"&", 3)
+            values = np.frombuffer(content, "<f4").reshape([int(side) for side in reversed(shape)])
         else:
             values = stored_levels(file)[0]
     except ImportError:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.config import DataConfig
+from nerfkit.data import light
 from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.data.capture import DepthFile, Note, Points
 from nerfkit.data.depth import read_depth, seen_in_front
 from nerfkit.data.images.batch import ImagePool, Sightings
-from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, MaskKind, read_image, read_mask
+from nerfkit.data.images.pixels import OPAQUE, RESIZING_BYTES, ImageHeader, MaskKind, read_image, read_mask
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
@@ -183,6 +185,29 @@ class Scene:
         if name not in self.views:
             raise SceneError(f"scene {self.name} has no split {name!r}; it has {', '.join(self.views)}")
         return self.views[name]
+
+    @cached_property
+    def light_changes(self) -> bool:
+        """Whether exposure or white balance differs from one training image to the next; some of them are read."""
+        views = self.views.get("train")
+        if views is None or not views.files:
+            return False
+        side = min(light.SIDE, *map(min, views.cameras.sizes()))
+        if side < light.PATCH:
+            return False
+        views = views[light.compared_views(views.cameras.camera_to_world)]
+        poses = views.cameras.camera_to_world
+        places = torch.ones(len(poses), 2)  # nobody asks where their rays go
+        small = replace(views, cameras=Cameras(poses, places, places, side, side))
+        try:
+            pool = small.load()
+        except SceneError:  # whoever loads all says it
+            return False
+        pixels = pool.pixels.unflatten(0, (-1, side, side)).movedim(-1, 1)  # [V, 3 or 4, side, side]
+        counts = pixels[:, 3] >= OPAQUE if pixels.shape[1] == 4 else torch.ones_like(pixels[:, 0], dtype=torch.bool)
+        if pool.ignored is not None:
+            counts &= ~pool.ignored.view_as(counts)
+        return light.difference(pixels[:, :3] / 255, counts, poses) > light.CHANGES
 
     @property
     def has_depth(self) -> bool:

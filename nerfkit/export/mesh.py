@@ -179,8 +179,6 @@ def connected_parts(faces: np.ndarray) -> np.ndarray:
 
 def filled(mesh: Mesh, widest: float) -> tuple[Mesh, int]:
     """The mesh with triangles over its holes that are no wider than `widest` [model units], and how many they are."""
-    if not widest:
-        return mesh, 0
     trimesh = optional("trimesh", "a mesh without holes")
     shape, n = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False), len(mesh.faces)
     trimesh.repair.fill_holes(shape, use_fan=True)

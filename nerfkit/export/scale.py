@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -22,57 +23,48 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run
 
 SCALE = "scale.json"  # in a run folder
-MAX_BYTES = 2**16
-UNKNOWN = (
-    "lengths are in units of the scene's files, which may be of any length, as COLMAP's are; for metres give --scale, "
-    "or --measure two points and their distance"
-)
-
 Measured = tuple[float, float, float, float, float, float, float]
 
 
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
     """The content of its file."""
 
-    metres_per_unit: float
+    metres_per_unit: Annotated[float, msgspec.Meta(gt=0, le=1e30)]
     measured: Measured | None = None
 
 
-def given(scale: float | None, measured: Measured | None) -> Scale | None:
-    """The scale that options state; raises UserError for points that say nothing."""
-    if scale is not None and measured is not None:
+def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale | None:
+    """The scale that options give, which the run folder then keeps, or else the one that it has; None if it has none.
+
+    Raises UserError for points that say nothing, RunError if the file is broken.
+    """
+    if given is not None and measured is not None:
         raise UserError("--scale and --measure both say how long a unit is; leave out one of them")
-    if measured is None:
-        return None if scale is None else Scale(scale)
-    distance = math.dist(measured[:3], measured[3:6])
-    if not (0 < distance < math.inf and 0 < measured[6] < math.inf):
-        raise UserError(
-            f"--measure: two points {distance:g} units apart cannot be {measured[6]:g} m apart; give x y z of one, of "
-            "another, and their distance in metres"
-        )
-    return Scale(measured[6] / distance, measured)
-
-
-def keep(run: Run, scale: Scale) -> None:
-    RunFolder.existing(run.folder).write(SCALE, json.dumps(msgspec.to_builtins(scale)) + "\n")
-
-
-def kept(run: Run) -> Scale | None:
-    """The scale of a run folder; None if it has none. Raises RunError if the file is broken."""
+    if measured is not None:
+        distance, metres = math.dist(measured[:3], measured[3:6]), measured[6]
+        if not (0 < distance < math.inf and 0 < metres < math.inf):
+            raise UserError(
+                f"--measure: two points {distance:g} units apart cannot be {metres:g} m apart; give x y z of one, of "
+                "another, and their distance in metres"
+            )
+        given = metres / distance
+    if given is not None:
+        scale = Scale(given, measured)
+        RunFolder.existing(run.folder).write(SCALE, json.dumps(msgspec.to_builtins(scale)) + "\n")
+        return scale
     file = run.folder / SCALE
     if not file.exists():
         return None
     try:
-        scale = msgspec.convert(read_json(file, RunError, "the scale", MAX_BYTES), Scale)
+        return msgspec.convert(read_json(file, RunError, "the scale", 2**16), Scale)
     except msgspec.ValidationError as error:
         raise RunError(f"{printable(file)} is no scale: {error}; correct it, or delete the file") from None
-    if not 0 < scale.metres_per_unit < math.inf:
-        raise RunError(f"{printable(file)}: 'metres_per_unit' must be above 0; correct it, or delete the file")
-    return scale
 
 
-def in_metres(transform: SceneTransform | None, scale: Scale) -> SceneTransform:
+def in_metres(transform: SceneTransform | None, scale: Scale | None) -> SceneTransform | None:
     """The transform to the model from the files' frame in metres, of which `transform` is in their units."""
+    if scale is None:
+        return transform
     transform = transform or identity_transform(np.array([[-1.0, -1, -1], [1, 1, 1]]))
     metres = scale.metres_per_unit
     return replace(transform, scale=transform.scale / metres, center=transform.center * metres)

@@ -68,9 +68,8 @@ class Texels:
         low = (corners.amin(1) - 0.5).ceil().long().clamp(0, size - 1)  # [F, 2], first texel whose middle may be inside
         across, down = ((corners.amax(1) - 0.5).floor().long() - low + 1).clamp(min=0).unbind(1)
         ends, parts = (across * down).cumsum(0), []
-        values = np.concatenate([mesh.vertices, mesh.normals, mesh.colors / 255], axis=1)
-        values = torch.from_numpy(values).float().to(device)
-        faces = torch.from_numpy(mesh.faces).to(device)
+        values = np.concatenate([mesh.vertices, mesh.normals, mesh.colors / 255], axis=1).astype(np.float32)
+        values, faces = torch.from_numpy(values).to(device), torch.from_numpy(mesh.faces).to(device)
         for start in range(0, int(ends[-1]), CHUNK):
             candidate = torch.arange(start, min(start + CHUNK, int(ends[-1])), device=device)
             face = torch.searchsorted(ends, candidate, right=True)
@@ -82,35 +81,29 @@ class Texels:
             inside = (share >= 0).all(1)  # not of a face without area
             found = (share[inside, :, None] * values[faces[face[inside]]]).sum(1)  # [C, 9]
             number = (texel[:, 1] * size + texel[:, 0])[inside]
-            parts.append((number, *(x.to(kind) for x, kind in zip(found.split(3, 1), KINDS, strict=True))))
+            positions, *others = found.split(3, 1)
+            parts.append((number, positions, *(x.half() for x in others)))
         return cls(*(torch.cat(values) for values in zip(*parts, strict=True)))
-
-
-KINDS = torch.float32, torch.float16, torch.float16
 
 
 def _cross(a: Tensor, b: Tensor) -> Tensor:
     return a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0]
 
 
-class Photos:
-    """The images of training views, as large as texels of a length can use; where there are none, what is rendered."""
+def photo_of(images: Images | None, views: Views, number: int, texel: float) -> View:
+    """One training image, as large as texels of a length can use, or if there is none what is rendered of its view.
 
-    def __init__(self, images: Images | None, views: Views, texel: float):
-        self.images, self.views, self.texel = images, views, texel
-
-    def __getitem__(self, view: int) -> View:
-        """One image; its opacity is how much each pixel counts."""
-        if self.images is None:
-            shown = self.views[view]
-            return View(shown.camera, shown.rgb, torch.ones_like(shown.depth), shown.depth)
-        one = self.images[[view]]
-        one = replace(one, cameras=sized(one.cameras, self.texel))
-        pool, camera = one.load(may_be_masked=True), one.cameras.to(self.views.device)
-        pixels, masked = pool.image(0).to(self.views.device), pool.mask(0)
-        counts = pixels[..., 3] / 255 if pixels.shape[-1] == 4 else torch.ones(pixels.shape[:2], device=pixels.device)
-        counts = counts if masked is None else counts * ~masked.to(counts.device)
-        return View(camera, pixels[..., :3], counts, counts)
+    Its opacity is how much each pixel counts.
+    """
+    if images is None:
+        return View(views[number].camera, views[number].rgb, torch.ones_like(views[number].depth), views[number].depth)
+    one = images[[number]]
+    one = replace(one, cameras=sized(one.cameras, texel))
+    pool = one.load(may_be_masked=True)
+    pixels, masked = pool.image(0), pool.mask(0)
+    counts = pixels[..., 3] / 255 if pixels.shape[-1] == 4 else torch.ones(pixels.shape[:2])
+    counts = (counts if masked is None else counts * ~masked).to(views.device)
+    return View(one.cameras.to(views.device), pixels[..., :3].to(views.device), counts, counts)
 
 
 @torch.no_grad()
@@ -133,12 +126,10 @@ def painted(mesh: Mesh, size: int, views: Views, images: Images | None, cell: fl
     a, b, c = (mesh.vertices[mesh.faces[:, corner]] for corner in range(3))
     area = np.linalg.norm(np.cross(b - a, c - a), axis=1).sum() / 2
     texel = float(np.sqrt(area / max(len(texels.number), 1)))
-    # Between their vertices, faces that are larger than cells lie farther off the surface.
-    edge = float(np.sqrt(4 / np.sqrt(3) * area / len(mesh.faces)))
-    photos, reach = Photos(images, views, texel), TOLERANCE * max(cell, edge / 4)
+    reach = TOLERANCE * max(cell, 0.4 * np.sqrt(area / len(mesh.faces)))  # large faces lie farther off the surface
     total = torch.cat([texels.colors.float(), torch.ones(len(texels.number), 1, device=device)], dim=1) * LEAST
     for number in foretold(tqdm(range(len(views)), desc="texture", unit="view")):
-        view, photo = views[number], photos[number]
+        view, photo = views[number], photo_of(images, views, number, texel)
         sure = View(view.camera, view.rgb, sureness(view, cell), view.depth)
         some = torch.arange(0, len(texels.number), EVERY, device=device)
         gain = _exposure(*_shown(texels, some, sure, photo, reach, texel)[1:])
@@ -146,13 +137,12 @@ def painted(mesh: Mesh, size: int, views: Views, images: Images | None, cell: fl
             rows, color, weight, _ = _shown(texels, rows, sure, photo, reach, texel)
             total[rows] += torch.cat([(color * gain).clamp(max=1), torch.ones_like(color[:, :1])], 1) * weight[:, None]
     color = total[:, :3] / total[:, 3:]
-    image = np.zeros((size * size, 3), dtype=np.uint8)
-    image[texels.number.cpu().numpy()] = (color * 255 + 0.5).to(torch.uint8).cpu().numpy()
-    image, covered = image.reshape(size, size, 3), np.ones(size * size, dtype=bool)
-    covered[texels.number.cpu().numpy()] = False
+    where = np.unravel_index(texels.number.cpu().numpy(), (size, size))
+    image, bare = np.zeros((size, size, 3), dtype=np.uint8), np.ones((size, size), dtype=bool)
+    image[where], bare[where] = (color * 255 + 0.5).to(torch.uint8).cpu().numpy(), False
     nearest = optional("scipy.ndimage", "a texture").distance_transform_edt
-    rows, columns = nearest(covered.reshape(size, size), return_distances=False, return_indices=True)
-    return replace(mesh, texture=image[rows, columns]), float((total[:, 3] > 2 * LEAST).float().mean())
+    image = image[tuple(nearest(bare, return_distances=False, return_indices=True))]  # also between the parts
+    return replace(mesh, texture=image), float((total[:, 3] > 2 * LEAST).float().mean())
 
 
 def _shown(

@@ -97,6 +97,7 @@ class Batch(NamedTuple):
     jitter: Tensor  # [R] in [0, 1], shift of the ray's samples in steps
     progress: Tensor | None = None  # [] share of the training's schedule that is done, 0 to 1; None: not in a training
     depth: Tensor | None = None  # [R, 2] measured distance along the ray [scene units] and its weight, 0 of none
+    place: Tensor | None = None  # [R, 2] of each pixel in its image, down and across, in [0, 1)
 
     @property
     def view(self) -> Tensor:
@@ -184,6 +185,7 @@ class TrainingViews:
         self.background = Background(background, images.pixels.shape[-1] == 4, device)
         self.progress = torch.zeros((), device=device)  # a tensor, for a CUDA graph reads it
         self.weight: Tensor | None = None  # [V] of each view's pixels in the loss; None: 1
+        self.shapes = torch.tensor(images.sizes, device=device).flip(-1)  # [V, 2] height and width
         self.sightings: Sightings | None = None  # of sparse points, whose distances are known
 
     def draw(self, n_rays: int) -> Batch:
@@ -200,7 +202,8 @@ class TrainingViews:
         depth = drawn.depth
         if depth is not None:
             depth = torch.stack([depth[:, 0].float(), depth[:, 1] * weight], dim=-1)
-        batch = Batch(rays, drawn.color, weight, background, jitter, self.progress, depth)
+        place = torch.stack([drawn.row, drawn.column], dim=-1) / self.shapes[drawn.view]
+        batch = Batch(rays, drawn.color, weight, background, jitter, self.progress, depth, place)
         return batch if self.sightings is None else self.sightings.put_into(batch, self.weight)
 
 

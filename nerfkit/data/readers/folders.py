@@ -20,10 +20,11 @@ IMAGE_EXTENSIONS = frozenset(
 )
 IMAGE_FOLDERS = ("images", "images_2", "images_4", "images_8")  # the original, and its usual reductions
 MASKS = "masks"
-DEPTHS = ("depth", "depths", "keyframes/depth")
+DEPTHS = ("depth", "depths", "keyframes/depth", "stereo/depth_maps")
 CONFIDENCES = ("confidence", "conf")  # beside those
 WITHIN = re.compile(r"(.*/)?(corrected_)?(images?(_\d+)?|rgb|color)/")  # the folder of an image, in its name
 MEASURED = (".png", ".exr", ".npy", ".npz")  # endings of files that hold lengths
+STEREO = ".geometric.bin"  # ending of COLMAP's, of which others (photometric) hold what no other view agrees to
 
 
 def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> list[str]:
@@ -150,8 +151,10 @@ def with_depth(folder: Path, capture: Capture) -> Capture:
     confidence beside files of depth."""
     files, notes = {image.name: image.depth for image in capture.images if image.depth is not None}, []
     if not files and (place := first_there(folder, DEPTHS)):
-        inner = {image.name: WITHIN.sub("", image.name) for image in capture.images}
-        found, notes = find_masks(place.parent, inner.values(), place.name, MEASURED)
+        ending = STEREO if place.name == "depth_maps" else ""
+        inner = {image.name: WITHIN.sub("", image.name) + ending for image in capture.images}
+        found, notes = find_masks(place.parent, inner.values(), place.name, (".bin",) if ending else MEASURED)
+        notes = [] if ending else notes  # files of the others are nobody's
         files = {name: DepthFile(found[key]) for name, key in inner.items() if key in found}
     found = {name: depth._replace(confidence=_confidence(folder, depth.file)) for name, depth in files.items()}
     images = [replace(image, depth=found.get(image.name)) for image in capture.images]

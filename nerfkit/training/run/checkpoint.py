@@ -101,6 +101,7 @@ def fill(module: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
 def taken(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and state for `save`; each of several processes calls it, the first has what is saved."""
     tensors = trainer.model.state_dict(prefix="model.") | trainer.adjustments.state_dict(prefix="views.")
+    tensors |= trainer.training_step.outliers.state_dict(prefix="outliers.")
     for index, moments in trainer.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
     tensors |= {f"random.{name}": generator.get_state() for name, generator in _generators(trainer).items()}
@@ -123,6 +124,7 @@ def put_back(trainer: Trainer, tensors: dict[str, Tensor], state: dict[str, Any]
     """Inverse of `taken`; the place in the schedule. Raises RunError if something is missing or does not fit."""
     fill(trainer.model, "model", tensors, folder)
     fill(trainer.adjustments, "views", tensors, folder)
+    fill(trainer.training_step.outliers, "outliers", tensors, folder)
     try:
         _load_moments(trainer.optimizer, list(trainer.parameters.values()), part(tensors, "optimizer"))
         shared = state.get("parallel", {"scheduled": state["step"], "n_rays": []})

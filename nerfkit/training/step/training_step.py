@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nerfkit import ops
 from nerfkit.config import TrainerConfig
@@ -23,6 +23,7 @@ from nerfkit.model.base import Model
 from nerfkit.training.step.adjustments import ViewAdjustments
 from nerfkit.training.step.distributed import OneProcess
 from nerfkit.training.step.losses import LossError, TrainingLoss
+from nerfkit.training.step.outliers import Outliers
 
 MIN_RAYS, MAX_RAYS = 64, 65536
 TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted to: samples vary from step to step
@@ -58,6 +59,7 @@ class TrainingStep:
         self.settings, self.model, self.views, self.adjustments = settings, model, views, adjustments
         self.optimizer, self.loss, self.together = optimizer, loss, together
         self.device = device = views.device
+        self.outliers = Outliers(len(views.cameras)).to(device) if settings.robust else nn.Module()
         self.longest_ray = model.max_samples_per_ray
         first = settings.samples_per_step / (self.longest_ray or 1)  # as if each ray had the most samples
         self.n_rays = torch.tensor(int(min(max(first, MIN_RAYS), MAX_RAYS)), device=device)
@@ -167,15 +169,18 @@ class TrainingStep:
             ray_complete = rendering.samples.ray_complete & active
             n_samples = rendering.samples.ray_offsets[n_rays]
         rendering = self.adjustments.rendering(rendering, batch)
-        weight = batch.weight * ray_complete  # [R]
-        batch = batch._replace(rays=rays, weight=weight)
+        counts = ray_complete  # [R]
+        batch = batch._replace(rays=rays, weight=batch.weight * counts)
+        if self.settings.robust:
+            counts = counts * self.outliers(rendering, batch)
+            batch = batch._replace(weight=batch.weight * counts)
         if batch.depth is not None:
             distance, of_depth = batch.depth.unbind(-1)
-            batch = batch._replace(depth=torch.stack([distance, of_depth * ray_complete], dim=-1))
+            batch = batch._replace(depth=torch.stack([distance, of_depth * counts], dim=-1))
         terms = self.loss(rendering, batch)
         if self.term_names and tuple(terms) != self.term_names:
             raise LossError(f"a loss_fn must keep its terms from step to step: {self.term_names}, then {tuple(terms)}")
-        return terms, self.loss.pixel_error(terms, rendering, batch), ray_complete, n_samples, weight
+        return terms, self.loss.pixel_error(terms, rendering, batch), ray_complete, n_samples, batch.weight
 
     def _adapt_ray_count(self, n_complete: Tensor, n_samples: Tensor) -> None:
         """Adapt the number of rays to about `trainer.samples_per_step` samples per step."""

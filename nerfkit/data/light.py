@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether exposure or white balance changes from image to image: what looks alike in views that stand close together
+is compared. Small patches whose pattern is the same show the same thing, whatever the light of their images.
+
+Letters: V views, P patches of a view.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nerfkit.data.scene_transform.rig import evenly
+
+SIDE, PATCH = 96, 9  # pixels of an image as it is compared, and of a patch, both ways
+SOME, NEAR, ASKED = 12, 3, 400  # views, with so many near each; patches of a view that are looked for in those
+ALIKE, TEXTURE = 0.9, 0.15  # correlation of two patches; deviation of one [stops]
+DARK, BRIGHT = 0.03, 0.97  # levels beyond which an image is cut off
+GAMMA = 2.2  # stops of light in one of stored levels
+FOUND, LEAST = 10, 6  # patches of a pair and views, fewer of which tell nothing
+MOST = 0.75  # of the views differ less than `difference`
+CHANGES = 0.3  # stops; steady photographs: 0.02 to 0.14, metal and what turns in its light: 0.2
+
+
+def difference(images: Tensor, counts: Tensor, poses: Tensor) -> float:
+    """By how many stops images [V, 3, H, W] in [0, 1] differ from those of their neighbours in brightness, or in red or
+    blue against green; most of them by less. 0 where nothing tells. Of pixels `counts` [V, H, W] bool tells which do,
+    `poses` [V, 3, 4] are camera-to-world."""
+    patches = [_patches(image, ok) for image, ok in zip(images, counts, strict=True)]
+    apart = _apart(poses, torch.arange(len(poses))).fill_diagonal_(torch.inf)
+    differ = []
+    for (shapes, levels), near in zip(patches, apart.argsort(1)[:, :NEAR].tolist(), strict=True):
+        some = torch.from_numpy(evenly(len(shapes), ASKED))
+        found = []
+        for others, their_levels in (patches[view] for view in near if len(some) and len(patches[view][0])):
+            alike, place = (shapes[some] @ others.T).max(1)
+            off = (levels[some] - their_levels[place])[alike > ALIKE]  # [K, 3]
+            found += [off.median(0).values] if len(off) >= FOUND else []
+        differ += [torch.stack(found).quantile(0.5, dim=0)] if found else []
+    if len(differ) < LEAST:
+        return 0.0
+    red, green, blue = torch.stack(differ).unbind(1)
+    kinds = torch.stack([(red + green + blue) / 3, red - green, blue - green])
+    return kinds.abs().quantile(MOST, dim=1).max().item()
+
+
+def compared_views(poses: Tensor) -> list[int]:
+    """Some of the views at `poses` [V, 3, 4], and those beside them."""
+    some = torch.from_numpy(evenly(len(poses), SOME))
+    return _apart(poses, some).topk(min(1 + NEAR, len(poses)), largest=False).indices.unique().tolist()
+
+
+def _apart(poses: Tensor, some: Tensor) -> Tensor:
+    """How far some views are from all, [S, V]: in units of how far all are from their middle, and by direction."""
+    eyes, looks = poses[:, :, 3], poses[:, :, 2]
+    unit = torch.linalg.vector_norm(eyes - eyes.mean(0), dim=-1).mean().clamp(min=1e-9)
+    return torch.cdist(eyes[some], eyes) / unit + 1 - looks[some] @ looks.T
+
+
+def _patches(image: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Patterns [P, PATCH**2] of length 1 and mean levels [P, 3] in stops, of the patches that tell."""
+    stops = GAMMA * image.clamp(DARK, BRIGHT).log2()
+    brightest = image.amax(0)
+    usable = (counts & (brightest > DARK) & (brightest < BRIGHT)).float()
+    whole = F.avg_pool2d(usable[None], PATCH, 1).flatten() > 0.999
+    shapes = F.unfold(stops.mean(0)[None, None], PATCH)[0].T
+    shapes = shapes - shapes.mean(1, keepdim=True)
+    length = torch.linalg.vector_norm(shapes, dim=1)
+    some = whole & (length > TEXTURE * PATCH)
+    levels = F.avg_pool2d(stops, PATCH, 1).flatten(1).T
+    return shapes[some] / length[some, None], levels[some]
