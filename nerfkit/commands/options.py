@@ -330,7 +330,7 @@ def export_options(arguments: list[str]) -> ExportOptions:
         meant = next(filter(None, (did_you_mean(word, KINDS) for word in unknown)), "")
         is_kind = unknown and (meant or words[1:])
         said = f"cannot export {unknown[-1]!r:.80}" if is_kind else "what to export is not said"
-        raise UserError(f"{said}; after the run folder comes {' or '.join(KINDS)}{meant}")
+        raise UserError(f"{said}; after the run folder comes one of {', '.join(KINDS)}{meant}")
     kinds = "|".join(KINDS)
     print(f"usage: nerfkit export RUN {kinds} [OPTIONS]   (options of each, e.g.: nerfkit export mesh --help)")
     sys.exit(0 if asked else 2)

@@ -183,7 +183,7 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
         f"{printable(capture.name)}: {len(lenses)} {what} of "
         f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
         f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
-        f"{f'{n_missing} more are listed, but not there or broken' if n_missing else 'No image is missing'}; "
+        f"{f'{n_missing} more are listed, but missing or broken' if n_missing else 'No image is missing'}; "
         f"{train} to train on, {test} held out for scoring.",
     )
 

@@ -172,8 +172,7 @@ def _check_photos(folder: Path, beside: str) -> None:
             there = f"there is {'no scene' if scenes else 'no image'} in '{printable(folder)}' itself"
             raise SceneError(f"{known}{there}; did you mean {' or '.join(map(printable, within[:3]))}?")
         if not any(place.iterdir()):
-            give = "put photos or a scene there, or give another folder"
-            raise SceneError(f"the folder '{printable(place)}' is empty; {give}")
+            raise SceneError(f"the folder '{printable(place)}' is empty; put photos or a scene there, or give another")
         formats = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
         there = f"there are no photos (JPEG, PNG, WebP) and no scene of a known format in '{printable(place)}'"
         raise SceneError(f"{known}{there}. Of the formats, {formats}")

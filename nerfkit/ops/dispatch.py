@@ -84,11 +84,11 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
         )
     elif (op, wanted) not in _implementations:
         why_not = f"is not built here, only {', '.join(available(op))} ({native.missing_hint(wanted)})"
-        advice = f"{advice}, or build it. {native.how_to_build(wanted)}"
+        advice = f"{advice}. {native.how_to_build(wanted)}"
     elif DEVICE_OF[wanted] != kind:
         why_not, advice = f"needs {DEVICE_OF[wanted]} tensors, got {kind} tensors", f"move the tensors, or {advice}"
     elif wanted == "cuda" and (other_gpu := native.why_not_on(int(index) if index else None)):
-        why_not, advice = f"is {other_gpu}", f"use --ops.backend torch, or build it. {native.how_to_build('cuda')}"
+        why_not, advice = f"is {other_gpu}", f"use --ops.backend torch. {native.how_to_build('cuda')}"
     elif unfit:
         why_not, advice = f"{UNFIT}: {unfit}", f"{advice}, or --ops.overrides {op} torch"
     if why_not is None:
