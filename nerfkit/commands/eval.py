@@ -40,7 +40,7 @@ def main(options: EvalOptions, processes: Processes = SINGLE_PROCESS) -> int:
     scene = find_scene(options.data, config, run_transform(folder.path))
     if (split := config.eval.split) not in scene.views:
         known = " or ".join(scene.views)
-        raise SceneError(f"{scene.name} has no {split!r} views with images; use --split {known}")
+        raise SceneError(f"the scene '{scene.name}' has no {split!r} views with images; use --split {known}")
     views = scene.split(split)
     differences = scene_differences(run.scene, describe(scene), (config.eval.split,))
     other = scene.name if differences else ""

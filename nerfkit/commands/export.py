@@ -136,8 +136,7 @@ def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
 def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
-    option = "--formats" if options.texture else "--formats without --texture"
-    formats = chosen(option, options.formats, known) if options.formats else ()
+    formats = chosen("--formats", options.formats, known) if options.formats else ()
     size = options.texture
     for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
         optional(module, "this mesh")  # said before minutes of work
@@ -269,7 +268,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     output.finish(about(run, options, None, counts=counts, files=names, images=of_images, note=note))
     report([output.path / name for name in names], counts)
     if "colmap" in formats and folder is not None:
-        print(f"  the COLMAP model goes with the images in {folder}")
+        print(f"  the images of the COLMAP model are in {folder}")
 
 
 def export_depth(run: Run, options: DepthOptions) -> None:

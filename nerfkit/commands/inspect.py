@@ -95,14 +95,14 @@ def without_poses(source: Path, data: DataConfig) -> int:
     limit = Config().resolved().trainer.max_seconds
     print(
         f"{printable(source)}: {what}, without camera poses.\n"
-        f"nerfkit train finds the poses first, in about {duration(seconds)} on this machine, saves them in "
-        f"{printable(root_of(source))}, and then trains{f' for {duration(limit)} at most' if limit else ''}.\n"
+        f"nerfkit train finds the poses first, in about {duration(seconds)} on this machine, saves them in the folder "
+        f"'{printable(root_of(source))}', and then trains{f' for {duration(limit)} at most' if limit else ''}.\n"
     )
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
     for command, what in (
-        ("inspect", "To find poses, save them in DIR and check them"),
+        ("inspect", "To find and check the poses alone, and save them in DIR"),
         ("train", "To train with them"),
     ):
         print(f"{what}:\n  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}")
@@ -312,7 +312,7 @@ class Inspection:
         """What to change before training: errors first, then warnings."""
         problems = [*self.refused, *texts(self.capture.notes, "warning")]
         if 0 < 2 * len(self.missing) <= len(self.found):
-            problems.append(f"{self._gone()}: they are left out; bring them back, or delete their entries")
+            problems.append(f"{self._gone()}: left out; to end this note, put them back, or out of the scene's file")
         problems += self.transform.warnings()
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:

@@ -32,8 +32,8 @@ Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
 Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]", help_behavior_hint="")]
-Metres = unset(float, "METRES", "RUN/scale.json, which keeps it", 1e-9, 1e9)
-Measured = unset(tuple[float, float, float, float, float, float, float], "X Y Z X Y Z METRES", "RUN/scale.json")
+Metres = unset(float, "METRES", "what was kept there", 1e-9, 1e9)
+Measured = unset(tuple[float, float, float, float, float, float, float], "X Y Z X Y Z METRES", "none")
 Corners = unset(Box, "X Y Z X Y Z", "the viewer's crop, if it saved one")
 
 
@@ -42,11 +42,11 @@ class TrainOptions(Config):
     """Train a radiance field from a scene, photos or a video, into a run: a folder that all other commands take."""
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
-    # TOML files of options or presets (quick, best, demo, ...); later ones and typed options override
+    # TOML files of options, or names of presets (quick, best, demo, ...); the last one counts, what is typed most
     config: Texts = ()
     resume: Text = ""  # run folder whose training goes on
     overwrite: Switch = False  # replace the run that is in --out already
-    verbose: Verbose = False  # print all that was found of the scene, and what auto options are
+    verbose: Verbose = False  # print all that was found of the scene, and the values of options left at auto
     viewer: TrainingViewerOptions = field(default_factory=TrainingViewerOptions)
 
 
@@ -55,7 +55,7 @@ class RunOps:
     """Which implementation of each op to use. auto: the compiled one where it is built, else torch."""
 
     backend: Literal["same", "auto", "torch", "cpp", "cuda"] = "same"  # implementation of all ops; same: as in training
-    overrides: Words = field(default_factory=dict)  # implementation of single ops, in pairs: lltm cpp mlp torch
+    overrides: Words = field(default_factory=dict)  # pairs of an op and its implementation, e.g. lltm cpp mlp torch
 
 
 @dataclass
@@ -72,7 +72,7 @@ class RunOptions:
 class RenderOptions(RunOptions):
     """Render novel views of a run."""
 
-    # orbit, spiral, interpolate, train, test, FILE.json; auto: orbit if views surround, else interpolate
+    # orbit, spiral, interpolate, train, test, FILE.json; auto: orbit if views surround the scene, else interpolate
     cameras: str = "auto"
     # equirectangular: panoramas of 360 degrees, the horizon level; fisheye: circles of 180 degrees
     lens: Literal["pinhole", "equirectangular", "fisheye"] = "pinhole"
@@ -81,7 +81,7 @@ class RenderOptions(RunOptions):
     size: unset(tuple[int, int], "WIDTH HEIGHT", "as in training", 1, 2**16) = None  # size of a frame in pixels
     fps: integer(1, 1000) = 20  # frames per second of the video
     outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal; all but rgb also as .npz, in units of the scene
-    # folder of frames and videos: new, empty or of an earlier rendering (default: RUN/render/CAMERAS)
+    # new or empty folder for frames and videos, or that of an earlier rendering (default: RUN/render/CAMERAS)
     out: Text = ""
     crop: Literal["run", "none"] = "run"  # run: the crop that the viewer saved in RUN/crop.json; none: everything
     resume: bool = False  # skip frames of the same cameras and size that are there already
@@ -113,7 +113,7 @@ class InspectOptions:
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
     verbose: Verbose = False  # print all that was found of cameras, lenses, points and units
-    out: Text = ""  # folder for a report and a drawing of the cameras: new, empty or of an earlier inspection
+    out: Text = ""  # new or empty folder for report and drawing, or that of an earlier inspection
     data: DataConfig = field(default_factory=DataConfig)
 
 
@@ -131,22 +131,23 @@ class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
     crop: Corners = None  # box of what is exported, in the coordinates of --frame: lowest, then highest corner
-    scale: Metres = None  # length of a unit of the scene's files [m]
-    measure: Measured = None  # or two points, in the coordinates of the scene's files, and their distance [m]
+    scale: Metres = None  # metres per unit of the scene's files, which RUN/scale.json keeps
+    measure: Measured = None  # instead of --scale: two points, as in the scene's files, and their distance [m]
 
 
 @dataclass
 class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
-    source: Source = "density"  # density: where opacity reaches --level; depth: depth of the training views, fused
+    # the surface; density: where opacity reaches --level; depth: fused depth of the training views
+    source: Source = "density"
     resolution: integer(2, 8192) = 256  # cells along the longest side
-    level: number(0.001, 0.999) = LEVEL  # opacity of a cell that is on the surface, for --from density
-    min_part: number(0, 0.5) = 0.001  # share of all faces below which a loose part is left out
+    level: number(0.001, 0.999) = LEVEL  # opacity at which the surface is, for --from density
+    min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # widest hole that is closed [cells]
     faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit
     texture: integer(0, 16384) = 0  # side of a texture from the training images [pixels]; 0: colors of vertices
-    # ply, glb or both (ply,glb); with --texture glb, obj or both; an --out that ends in one decides
+    # of ply and glb, with commas; with --texture: of glb and obj; default: as --out ends, or the first
     formats: Text = ""
 
 
@@ -162,12 +163,12 @@ class SplatsOptions(GeometryOptions):
     """Export points as flat Gaussians, as PLY: a start for programs that optimise splats."""
 
     count: integer(1, 10**9) = 300_000  # maximum number of splats
-    sh_degree: integer(0, 3) = 3  # degree of the spherical harmonics for which the file has room
+    sh_degree: integer(0, 3) = 3  # degree of spherical harmonics that the file has fields for, zero above degree 0
 
 
 @dataclass
 class WebOptions(GeometryOptions):
-    """Export the model as one HTML file, which any browser shows without a network."""
+    """Export the model as one HTML file, which any browser shows offline."""
 
     size: number(0.1, 1000) = 10.0  # largest file [MB]; if the model does not fit, a smaller one is trained from it
     seconds: number(1, 1e6) = 60.0  # training time of the smaller model [s]
@@ -178,7 +179,8 @@ class CamerasOptions(ExportOptions):
     """Export cameras, for nerfstudio and COLMAP."""
 
     split: str = "all"  # views to export: train, test, ... or all
-    formats: str = "auto"  # transforms,colmap,path (a camera path to render); auto: all that can hold these cameras
+    # of transforms, colmap and path (a file for render --cameras), with commas; auto: all that can hold these
+    formats: str = "auto"
 
 
 @dataclass
@@ -187,7 +189,7 @@ class DepthOptions(ExportOptions):
 
     split: str = "train"  # views to export: train, test, ...
     formats: str = "exr"  # exr, npz or both (exr,npz)
-    depth: Literal["mean", "median"] = "mean"  # depth that is Z in an EXR file; an NPZ file has both
+    depth: Literal["mean", "median"] = "mean"  # depth in channel Z of an EXR file; an NPZ file has both
 
 
 @dataclass

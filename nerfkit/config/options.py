@@ -57,15 +57,15 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
 
 @dataclass
 class DataConfig:
-    """The scene and how its images are read. An object is cut out of its images or boxed in; all else is a place."""
+    """The scene and how its images are read. It is an object if images have alpha or a box is given, else a place."""
 
     path: Text = ""  # folder of a scene or of plain photos, or a video
-    sfm_dir: Text = ""  # folder for camera poses that are found for photos or a video (default: beside these)
+    sfm_dir: Text = ""  # folder for camera poses found for photos or a video (default: that of the photos or video)
     # scene format: auto, nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
     format: str = "auto"
-    downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images; areas are averaged
-    masks: Literal["ignore", "alpha"] = "ignore"  # use of masked pixels; ignore: none; alpha: they are transparent
-    # length of 1 in depth images; 0: as the scene's files say, else 0.001 for integers and 1 for floats
+    downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images, whose pixels are averaged
+    masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels; ignore: not trained on; alpha: transparent
+    # distance that 1 in depth images means; 0: as the files say; if they do not: 0.001 for integers, 1 for floats
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None
@@ -80,7 +80,7 @@ class DataConfig:
 class ModelConfig:
     """The radiance field."""
 
-    kind: str = "field"  # name of the model; one of your own may decide differently what auto is
+    kind: str = "field"  # name of the model; a model of your own may choose other values for auto
     module: Text = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel
     options: Options = field(default_factory=dict)  # options of a model of your own, e.g. width 32 soft true
     levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # number of grid levels
@@ -98,11 +98,11 @@ class ModelConfig:
 class SamplingConfig:
     """Where samples are put along a ray."""
 
-    # space that counts; box: what is inside data.box; contracted: the surroundings, too
+    # space that is reconstructed; box: what is inside data.box; contracted: the surroundings, too
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None
-    # distance between samples; if contracted, the smallest [model units]
+    # distance between samples [model units]; if contracted, the smallest one
     step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None
-    # if contracted, distance between samples over their distance from the camera
+    # if contracted, distance between samples divided by that from the camera
     cone_angle: auto("sampling.cone_angle", float, 0, 1) = None
     near: auto("sampling.near", float, 0, 1e10) = None  # distance from the camera where samples begin [model units]
     far: auto("sampling.far", float, 0, 1e30) = None  # distance from the camera where samples end [model units]
@@ -117,14 +117,14 @@ class TrainerConfig:
 
     steps: auto("trainer.steps", int, 1, UNLIMITED) = None  # number of optimisation steps
     max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # time limit of the training [s]; 0: none
-    # samples of all rays of a step; number of rays, if a model has no samples
+    # samples in a step, of all rays together; for a model without samples: rays
     samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None
     # optimiser; lazy_adam: Adam that leaves out parameters without a gradient
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None
     learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # learning rate after the warm-up
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # learning rate at the end
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
-    # weight of the depth loss, on depth images, or on sparse points if there are none
+    # weight of the depth loss, on depth images; on sparse points if there are no depth images
     depth: auto("trainer.depth", float, 0, 100) = None
     loss: Text = ""  # color loss of your own instead of the squared error, package.module:function; see docs/python.md
     robust: Flag = False  # less weight for what one image shows and the others do not, such as passers-by
@@ -150,7 +150,7 @@ class OpsConfig:
     """Which implementation of each op to use. auto: the compiled one where it is built, else torch."""
 
     backend: Backend = "auto"  # implementation of all ops
-    overrides: Words = field(default_factory=dict)  # implementation of single ops, in pairs: lltm cpp mlp torch
+    overrides: Words = field(default_factory=dict)  # pairs of an op and its implementation, e.g. lltm cpp mlp torch
 
     def choices(self) -> dict[str, str]:
         """The backend of each op that is chosen by name."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
@@ -117,11 +118,12 @@ BASE: Recipe = {
     "sampling.near": ((Found("that of the scene", lambda facts: facts.transform.near), FRAMED), (0.0, OTHERWISE)),
     "sampling.far": (
         (Found("that of the scene", lambda facts: min(facts.transform.far, FARTHEST)), ENDS_THERE),
-        (Found(f"{FAR_RADII:g} half sides of data.box", lambda facts: FAR_RADII * facts.radius), UNBOUNDED),
+        (Found(f"{FAR_RADII:g} times half the side of data.box", lambda facts: FAR_RADII * facts.radius), UNBOUNDED),
         (FARTHEST, OTHERWISE),
     ),
     "sampling.step_size": (
-        (0.03, SMALL), (Found("0.0025 half sides of data.box", lambda facts: 0.0025 * facts.radius), ALL_SIDES),
+        (0.03, SMALL),
+        (Found("0.0025 times half the side of data.box", lambda facts: 0.0025 * facts.radius), ALL_SIDES),
         (0.005, OTHERWISE),
     ),
     "sampling.cone_angle": ((1 / 64, SMALL), (1 / 256, ALL_SIDES), (1 / 128, OTHERWISE)),
@@ -152,7 +154,8 @@ FIELD: Recipe = BASE | {
     "sampling.kind": (("box", AN_OBJECT), ("contracted", A_PLACE)),
     "model.max_resolution": (
         (512, SMALL), (4096, UNBOUNDED),
-        (Found(f"{CELLS_A_PIXEL:g} cells per image pixel", lambda facts: facts.cells), ITS_PIXELS), (2048, OTHERWISE),
+        (Found(f"{CELLS_A_PIXEL:g} times the pixels across the object", lambda facts: facts.cells), ITS_PIXELS),
+        (2048, OTHERWISE),
     ),
     "model.features_per_level": ((4, SMALL), (4, UNBOUNDED), (2, OTHERWISE)),
     "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
@@ -169,10 +172,14 @@ def rule(option: str) -> str:
 
     >>> rule("model.levels")
     '6 if size is small, else 16'
+    >>> rule("model.features_per_level")
+    '4 if size is small or sampling.kind is contracted, else 2'
     """
-    texts = [(value_text(value), condition) for value, condition in FIELD[option]]
-    joined = ", ".join(f"else {x}" if condition is OTHERWISE else f"{x} if {condition.text}" for x, condition in texts)
-    return joined.removeprefix("else ")
+    parts = []
+    for text, cases in groupby(FIELD[option], lambda case: value_text(case[0])):
+        conditions = [condition.text for _, condition in cases]  # that of the last case, OTHERWISE, has no text
+        parts.append(f"else {text}" + f" if {' or '.join(conditions)}" * all(conditions))
+    return ", ".join(parts).removeprefix("else ")
 
 
 def value_text(value: Any) -> str:

@@ -185,8 +185,8 @@ def _check_model(model: Any) -> None:
         )
     if None not in (model.levels, model.log2_hashmap_size) and model.levels * 2**model.log2_hashmap_size > MAX_ROWS:
         raise ConfigError(
-            f"model.log2_hashmap_size {model.log2_hashmap_size} is too large for {model.levels} levels: their tables "
-            f"may have 2^{MAX_ROWS.bit_length() - 1} rows together; lower it, or model.levels"
+            f"model.log2_hashmap_size {model.log2_hashmap_size} is too large for {model.levels} levels: together "
+            f"their tables may have at most 2^{MAX_ROWS.bit_length() - 1} rows; lower it, or model.levels"
         )
 
 

@@ -45,7 +45,7 @@ def import_own(module: str, option: str) -> ModuleType:
         return importlib.import_module(module)
     except (ImportError, SyntaxError, ValueError, TypeError) as error:
         is_missing = isinstance(error, ModuleNotFoundError) and module.startswith(error.name or "?")
-        where = "; start nerfkit from its folder, or add that to PYTHONPATH" * is_missing
+        where = "; start nerfkit in the folder of that module, or add the folder to PYTHONPATH" * is_missing
         raise ConfigError(f"{option}: cannot import {module!r}: {error}{where}") from None
     finally:
         if is_new:
@@ -63,8 +63,9 @@ def model_class(config: Config) -> type[Model]:
     if kind not in MODELS:
         module = config.model.module or "mypackage.mymodel"
         raise ConfigError(
-            f"there is no model {kind!r}, only {', '.join(MODELS)}{did_you_mean(kind, MODELS)}; to import one of your "
-            f"own, whose code you trust, add --model.module {module} in training, --module {module} for a run"
+            f"there is no model {kind!r}, only {', '.join(map(repr, MODELS))}{did_you_mean(kind, MODELS)}; for one of "
+            f"your own, whose code you trust, add --model.module {module} to nerfkit train, --module {module} to the "
+            "other commands"
         )
     return MODELS[kind]
 

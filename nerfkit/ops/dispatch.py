@@ -79,7 +79,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     why_not, advice = None, "use --ops.backend auto"
     if wanted == "cpp" and op in GPU_ONLY:
         why_not, advice = (
-            "is none of its backends: on a CPU its definition runs, a chain of ops",
+            "does not exist: on a CPU it is a chain of other ops, which nothing is missing of",
             f"leave out --ops.overrides {op} cpp",
         )
     elif (op, wanted) not in _implementations:

@@ -72,7 +72,7 @@ def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
     if seen.double().mean() < NEXT_TO_NONE or not seen.any():
         low, high = ([round(x, 3) for x in corner.tolist()] for corner in cameras.positions.aminmax(dim=0))
         raise SceneError(
-            f"almost no ray of the training views meets data.box, from {box[:3]} to {box[3:]}, between sampling.near "
-            f"and sampling.far; the cameras stand from {low} to {high}. Set data.box around what they look at; if it "
-            "is right, check the poses: they have to be camera-to-world, with OpenGL axes"
+            f"almost no ray of the training views meets data.box, {box[:3]} to {box[3:]}, at a distance between "
+            f"sampling.near and sampling.far. The cameras are between {low} and {high}. Set data.box around what they "
+            "look at; if it is right, check the poses: they have to be camera-to-world, with OpenGL axes"
         )

@@ -85,7 +85,7 @@ def usable(case: Case, backend: str, device: str, dtype: torch.dtype) -> str:
 
 def refused_by_name(case: Case, backend: str, arguments: list) -> None:
     """Require that a backend without a kernel for the case refuses it, and that "auto" gives the definition's bits."""
-    named = case.op, f"'{backend}'", "ops.backend=auto", f"--ops.overrides {case.op} torch"
+    named = case.op, f"'{backend}'", "ops.backend auto", f"--ops.overrides {case.op} torch"
     with ops.backend(backend), raises_mentioning(ops.BackendError, *named):
         case.function(*arguments)
     with ops.backend("torch"):

@@ -80,13 +80,13 @@ class FrameInputs:
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
             focus = (
-                f"{vector_text(rig.focus)}, at a mean distance of {rig.distance:.4g}; the cameras' axes pass within "
-                f"{rig.miss:.0%} of that"
+                f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away; the cameras' axes pass it by "
+                f"{rig.miss:.0%} of that distance"
             )
         lines = [
-            f"cameras: {len(rig.poses)}, at most {rig.baseline:.4g} (the baseline) from their mean position, "
-            f"{rig.along:.0%} of that along the mean viewing direction",
-            f"focus of the cameras: {focus}",
+            f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} (the baseline) from their mean position; "
+            f"along the mean viewing direction they spread over {rig.along:.0%} of the baseline",
+            f"what the cameras look at: {focus}",
         ]
         if self.points is not None:
             depths = "none of them in front of a training image"
@@ -159,9 +159,9 @@ def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
     moved = rig.focus is not None or rig.along < 0.9  # not only along parallel axes
     if rig.low_dot > FORWARD_DOT and away > FORWARD_BASELINES and moved:
         return "forward", f"{numbers}: above {FORWARD_DOT} and {FORWARD_BASELINES:g}"
-    numbers += f", focus in front of {rig.in_front:.0%}, std/mean {rig.spread:.2f}"
+    numbers = f"what they look at is before {rig.in_front:.0%} of the cameras, its distances vary by {rig.spread:.2f}"
     if rig.focus is not None and rig.in_front >= INWARD_SHARE and rig.spread < INWARD_SPREAD:
-        return "inward", f"{numbers}: at least {INWARD_SHARE:.0%}, below {INWARD_SPREAD}"
+        return "inward", f"{numbers} (needed: {INWARD_SHARE:.0%}, and less than {INWARD_SPREAD})"
     return "walk-through", f"{numbers}: neither forward nor inward"
 
 
@@ -170,7 +170,7 @@ def _center(inputs: FrameInputs, kind: str) -> Found:
     rig = inputs.rig
     is_seen = rig.focus is not None and rig.in_front >= INWARD_SHARE and not inputs.looks_around
     if is_seen and rig.baselines_away < CENTER_BASELINES:
-        return Found(rig.focus, "the focus of the cameras")
+        return Found(rig.focus, "what the cameras look at")
     if kind != "forward" or rig.alignment < 1e-6:
         return Found(rig.mean_position, "mean position of the cameras")
     ahead = rig.directions.mean(0) / rig.alignment
@@ -178,7 +178,7 @@ def _center(inputs: FrameInputs, kind: str) -> Found:
         depth, what = inputs.middle
         return Found(rig.mean_position + depth * ahead, f"on the mean axis at {depth:.4g}, {what}")
     if is_seen and rig.baseline > 0:
-        return Found(rig.focus, "the focus of the cameras")
+        return Found(rig.focus, "what the cameras look at")
     depth = GUESSED_BASELINES * rig.baseline or 1.0  # one input unit where the cameras are all at one point
     return Found(rig.mean_position + depth * ahead, f"a guess, {depth:.4g} ahead on the mean axis", is_guess=True)
 
@@ -246,7 +246,7 @@ def _with_extent(
     lines.append(f"far {far:.4g} model units ({far / transform.scale:.4g} in the files' unit): {far_why}")
     if transform.kind == "forward":
         box, box_why = _forward_box(transform, inputs, near, far)
-    used = "" if transform.kind == "object" else ", for sampling.kind box"
+    used = "" if transform.kind == "object" else " (only for sampling.kind box)"
     lines.append(f"box {corner_text(box)} in model units{used}: {box_why}")
     check_extent(transform.scale, near, far, box, "transform", SceneError)
     if cloud is not None:
@@ -267,7 +267,7 @@ def _far(transform: SceneTransform, inputs: FrameInputs, box: np.ndarray) -> tup
     if transform.kind == "forward" and len(inputs.depths):
         depth = float(np.quantile(inputs.depths, 1 - EXTREME))
         return BOUNDS_FACTORS[1] * depth * transform.scale, "1.2 times the largest depth (99.9 % quantile)"
-    return FAR_RADIUS, "nothing tells how far the scene reaches"
+    return FAR_RADIUS, "the default, for nothing tells how far the scene reaches"
 
 
 def _object_box(transform: SceneTransform, inputs: FrameInputs, radius: float) -> tuple[np.ndarray, str]:
@@ -297,7 +297,7 @@ def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
     if reach > most:
         return _cube(most), f"{most:g} radii; 99 % of the points would need {reach:.4g}, too coarse for one box"
     half = min(max(1.1 * reach, lowest), most)
-    return _cube(half), f"a cube, 1.1 times the one of 99 % of the points, at least {lowest:g} to each side"
+    return _cube(half), f"the cube of 99 % of the points, times 1.1, or {lowest:g} to each side if that is more"
 
 
 def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, far: float) -> tuple[np.ndarray, str]:

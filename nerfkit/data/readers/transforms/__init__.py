@@ -137,9 +137,9 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
     for_nerfstudio, for_ngp = (", ".join(sorted(keys & of)) for of in (NERFSTUDIO, INSTANT_NGP))
     if for_nerfstudio:
         but = f", though {for_ngp} would be instant-ngp's" if for_ngp else ""
-        return "nerfstudio", f"read as nerfstudio's, as it has {for_nerfstudio}{but}"
+        return "nerfstudio", f"read as nerfstudio's, because it has {for_nerfstudio}{but}"
     if for_ngp:
-        return "instant_ngp", f"read as instant-ngp's, as it has {for_ngp}"
+        return "instant_ngp", f"read as instant-ngp's, because it has {for_ngp}"
     return "transforms", "no key tells whether the capture is nerfstudio's or instant-ngp's; read as what both share"
 
 
