@@ -123,7 +123,7 @@ def test_tables_decay_by_the_rate_and_networks_do_not(small_config):
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for step in range(2 * DECAY_EVERY):
         if step % DECAY_EVERY == 0:
-            shrunk *= (1 - trainer.learning_rate() * GRID_WEIGHT_DECAY["box"]) ** DECAY_EVERY
+            shrunk *= (1 - trainer.learning_rate() * GRID_WEIGHT_DECAY) ** DECAY_EVERY
         trainer.train_step()
     changed = [name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])]
     assert changed == ["grid.table"] and shrunk < 0.98

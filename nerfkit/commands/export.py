@@ -96,7 +96,9 @@ def opened(
     if unit is not None:
         print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m, as {scale.SCALE} of the run says")
     elif not is_model and name != "web":
-        print("note: lengths are in the files' unit, which may be any, as COLMAP's; --scale or --measure give metres")
+        print(
+            "note: lengths are in the unit of the scene's files, often not metres; for these give --scale or --measure"
+        )
     return output, cut, unit
 
 
@@ -136,7 +138,11 @@ def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
 def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
-    formats = chosen("--formats", options.formats, known) if options.formats else ()
+    formats = (
+        chosen("--formats" + " (without --texture)" * (not options.texture), options.formats, known)
+        if options.formats
+        else ()
+    )
     size = options.texture
     for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
         optional(module, "this mesh")  # said before minutes of work

@@ -26,9 +26,9 @@ RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
 
 
 def duration(seconds: float) -> str:
-    """A rough time in words."""
+    """A rough time in words, at least two seconds."""
     unit, length = next((unit for unit in UNITS if seconds >= 2 * unit[1]), UNITS[-1])
-    return f"{max(1, round(seconds / length))} {unit}"
+    return f"{max(2, round(seconds / length))} {unit}"
 
 
 def foretold(bar: tqdm) -> Iterator[Any]:

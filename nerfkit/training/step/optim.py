@@ -18,8 +18,9 @@ from nerfkit.ops import lazy_adam
 DTYPES = (torch.float32, torch.float64)
 DECAY_EVERY = 16  # steps; a table is read and written as a whole, which would take a good part of each step's time
 
-# Of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md.
-GRID_WEIGHT_DECAY = {"box": 0.1, "contracted": 0.03}
+# Of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md; with size large in
+# unbounded space the other one.
+GRID_WEIGHT_DECAY, UNBOUNDED_WEIGHT_DECAY = 0.1, 0.03
 LR_WARMUP = 100  # steps in which the learning rate rises; of a short training a tenth
 
 
@@ -43,8 +44,10 @@ def decay_tables(model: Model, config: Config, step: int, rate: float) -> None:
     F. Hutter, "Decoupled weight decay regularization" (arXiv:1711.05101).
     """
     if config.trainer.learning_rate == FAST_RATE and step % DECAY_EVERY == 0:
+        is_unbounded = config.size == "large" and config.sampling.kind == "contracted"
+        decay = UNBOUNDED_WEIGHT_DECAY if is_unbounded else GRID_WEIGHT_DECAY
         for table in model.tables():
-            table.mul_((1 - rate * GRID_WEIGHT_DECAY[config.sampling.kind]) ** DECAY_EVERY)
+            table.mul_((1 - rate * decay) ** DECAY_EVERY)
 
 
 def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimizer:
