@@ -26,8 +26,8 @@ TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # names of files that are 
 def atomic_write(path: Path, content: str | bytes | Callable[[Path], None], keep: Path | None = None) -> None:
     """Write `content` to a temporary file and rename it to `path`, which is the old or the new file at every moment.
 
-    A function writes the temporary file itself. The old file stays as `keep`, if that is
-    given. Text is UTF-8. No link is followed, no folder created. Raises RunError; `path` is then unchanged.
+    A function writes the temporary file itself. The old file stays as `keep`, if that is given. Text is UTF-8. No link
+    is followed (a function has to see to that itself), no folder created. Raises RunError; `path` is then unchanged.
     """
     temporary, kept = _unique_name(path), _unique_name(keep or path)
     try:

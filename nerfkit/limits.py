@@ -18,8 +18,9 @@ COORDINATE_LIMIT = 1e12  # of positions in files, in their units, which may be m
 
 
 def of_all_ops(backend: str) -> dict[str, str]:
-    """`backend` for every op that has it, else its definition."""
-    return {op: "torch" if backend == "cpp" and op in GPU_ONLY else backend for op in OPS}
+    """`backend` for every op; for those that only a GPU has, of models that its kernels take, no more than a wish."""
+    wish = {"cpp": "torch", "cuda": "auto"}.get(backend, backend)
+    return {op: wish if op in GPU_ONLY else backend for op in OPS}
 
 
 def edge_distances(near: float, far: float, step_size: float, cone_angle: float) -> list[float]:

@@ -91,7 +91,7 @@ def load_capture(
     if formats:
         return resolve_files(readers.read(folder, formats, seeks_points=not of_run), folder)
     out = _path(sfm_dir) if sfm_dir else None
-    if of_run and not os.path.exists(sparse := root_of(folder, out) / "sparse"):
+    if of_run and not any((sparse := root_of(folder, out) / "sparse").glob("*")):
         raise SceneError(
             f"{printable(folder)} has no camera poses: those of the run were found into {printable(sparse)}, which is "
             "gone, and if found anew they would be in another frame. Put it back, give the folder that it is in now "

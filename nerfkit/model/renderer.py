@@ -28,7 +28,7 @@ from nerfkit.ops.lltm import why_no_kernel as why_no_lltm
 from nerfkit.ops.render_rays import N_GEOMETRY, N_STATE
 from nerfkit.ops.render_rays import why_no_kernel as why_no_frame
 
-OF_THE_CHAIN = ("forward", "density", "autocast")  # methods of a Renderer that its kernel stands for
+OF_THE_CHAIN = ("forward", "render", "density", "autocast")  # methods of a Renderer that its kernel stands for
 
 
 class Renderer(Model):

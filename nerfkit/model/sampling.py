@@ -138,13 +138,13 @@ class OccupancySampler(OccupancyGrid):
         are_known = torch.ones_like(counts, dtype=torch.bool)
         if n_rows < TWO_PASS_THRESHOLD if room is None else not self.passes_of_capacity:
             return density_fn(compact_samples(*rays[:2], *marched, marched.ray_offsets, n_rows)[0]), are_known
-        density = marched.t_starts.new_zeros(n_rows + 1)  # the last is that of padding
+        density = marched.t_starts.new_zeros(n_rows + (room or 0))  # and of padding, each row its own
         first = counts.clamp(max=FIRST_PASS_SAMPLES)
         are_known &= _evaluate_density(rays, marched, density_fn, 0, first, density, room)
-        passes = count_visible(density[:-1], *marched, self.early_stop_transmittance) > first  # [R]
-        others = torch.where(passes, counts - first, 0)
+        passes = count_visible(density[:n_rows], *marched, self.early_stop_transmittance) > first  # [R]
+        others = torch.where(passes & are_known, counts - first, 0)
         are_known &= _evaluate_density(rays, marched, density_fn, FIRST_PASS_SAMPLES, others, density, room)
-        return density[:-1], are_known
+        return density[:n_rows], are_known
 
 
 class BoxSampler(OccupancySampler):
@@ -267,7 +267,7 @@ def _evaluate_density(
     )
     shift = ray_offsets[:-1] + skip - offsets[:-1]  # [R]
     row = torch.arange(n_rows, device=shift.device)
-    target = torch.where(row < offsets[-1], row + shift[ray_index], len(t_starts))  # that of padding comes last
+    target = torch.where(row < offsets[-1], row + shift[ray_index], len(t_starts) + row)  # padding comes last
     for rows, points in zip(target.split(MAX_ROWS), positions.split(MAX_ROWS), strict=True):
         density[rows] = density_fn(points).to(density.dtype)
     return fit

@@ -21,6 +21,14 @@ def resolved_anew():
     dispatch._resolve_once.cache_clear()
 
 
+def test_a_backend_of_all_ops_is_a_wish_for_the_kernel_of_a_frame():
+    """Which does not take every model; by its own name it is a demand."""
+    with ops.backend("cuda"):
+        assert (ops.choices()["render_rays"], ops.choices()["march"]) == ("auto", "cuda")
+    with ops.backend("cpp", overrides={"render_rays": "cuda"}):
+        assert ops.choices()["render_rays"] == "cuda"
+
+
 @pytest.mark.parametrize("op, name", [(op, b) for op in dispatch.OPS for b in ("cpp", "cuda") if (op, b) not in NO_CPP])
 def test_a_backend_that_was_not_built_raises(op: str, name: str, monkeypatch):
     monkeypatch.delitem(dispatch._implementations, (op, name), raising=False)

@@ -90,7 +90,7 @@ def find_photos(folder: Path, report: Report) -> list[Photo]:
 def with_panoramas(folder: Path, found: list[Photo], report: Report) -> list[Photo]:
     """Those photos, with the panoramas among them marked: of twice the height, and said to be some, or alike at their
     poles and to both sides of their seam."""
-    wide = [photo for photo in found if photo.lens[0] == 2 * photo.lens[1]]
+    wide = [photo for photo in found if abs(photo.lens[0] - 2 * photo.lens[1]) <= 2 * (photo.says == WHOLE)]
     whole: set[tuple] = {photo.lens for photo in wide if photo.says == WHOLE}
     for lens in {photo.lens for photo in wide} - whole:
         some = [photo for photo in wide if photo.lens == lens]

@@ -169,11 +169,12 @@ class TrainingStep:
             ray_complete = rendering.samples.ray_complete & active
             n_samples = rendering.samples.ray_offsets[n_rays]
         rendering = self.adjustments.rendering(rendering, batch)
+        batch = batch._replace(rays=rays, weight=batch.weight * ray_complete)
         counts = ray_complete  # [R]
-        batch = batch._replace(rays=rays, weight=batch.weight * counts)
         if self.settings.robust:
-            counts = counts * self.outliers(rendering, batch)
-            batch = batch._replace(weight=batch.weight * counts)
+            share = self.outliers(rendering, batch)
+            counts = torch.where(batch.weight > 0, share, 1) * counts  # rays without a pixel are in no part of an image
+            batch = batch._replace(weight=batch.weight * share)
         if batch.depth is not None:
             distance, of_depth = batch.depth.unbind(-1)
             batch = batch._replace(depth=torch.stack([distance, of_depth * counts], dim=-1))
