@@ -132,7 +132,7 @@ def test_without_photographs_a_texture_is_what_the_field_shows(tmp_path, capsys)
 def test_metres_by_a_factor_or_two_points_are_kept(tmp_path, capsys):
     run, mesh_of = write_run(tmp_path / "run"), ("mesh", "--resolution", 24, "--from", "density")
     call(run, *mesh_of, "--out", tmp_path / "units.ply")
-    assert_names(capsys.readouterr().out, "--scale", "--measure", "COLMAP")
+    assert_names(capsys.readouterr().out, "--scale", "--measure", "metres")
     units = read_ply(tmp_path / "units.ply")["vertices"]
     center = frame().to_input(CENTER)
     measured = (*center, *(center + [0, 3, 4]), 20)
