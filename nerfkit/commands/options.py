@@ -146,9 +146,8 @@ class MeshOptions(GeometryOptions):
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
     faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit
-    texture: integer(0, 16384) = (
-        0  # side of a texture from the training images [pixels], at least 16; 0: colors of vertices
-    )
+    # side of a texture from the training images [pixels], at least 16; 0: colors of vertices
+    texture: integer(0, 16384) = 0
     # of ply and glb, with commas; with --texture: of glb and obj; default: as --out ends, or the first
     formats: Text = ""
 
