@@ -41,10 +41,10 @@ class Surface:
         color = np.full((height * width, 3), float(background))
         hit = face >= 0
         values = (self.values[self.faces[face[hit]]] * share[hit, :, None]).sum(1)
-        color[hit] = values if self.texture is None else self._sampled(values)
+        color[hit] = values if self.texture is None else self.sampled(values)
         return color.reshape(size[1], finer, size[0], finer, 3).mean((1, 3))
 
-    def _sampled(self, uv: np.ndarray) -> np.ndarray:
+    def sampled(self, uv: np.ndarray) -> np.ndarray:
         """Colors [N, 3] of the texture, interpolated; v runs upwards."""
         height, width = self.texture.shape[:2]
         x, y = (uv[:, 0] * width - 0.5).clip(0, width - 1), ((1 - uv[:, 1]) * height - 0.5).clip(0, height - 1)

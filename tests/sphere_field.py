@@ -100,9 +100,16 @@ def config(space: str = "box", box: tuple[float, ...] = BOX, scene: str = "") ->
     return config
 
 
-def write_run(path: Path, amount: float = DENSITY, turned: bool = True, kind: str = "balls", **changes) -> Path:
+def write_run(
+    path: Path,
+    amount: float = DENSITY,
+    turned: bool = True,
+    kind: str = "balls",
+    views: Cameras | None = None,
+    **changes,
+) -> Path:
     """A run folder of the field."""
-    folder, views, from_run = RunFolder.for_new_run(path), cameras(), config(**changes)
+    folder, views, from_run = RunFolder.for_new_run(path), views or cameras(), config(**changes)
     from_run.model.kind = kind
     splits = {
         "train": to_json(views, [f"photo_{index}" for index in range(len(views))]),

@@ -258,7 +258,7 @@ def test_what_other_views_see_through_is_left_out(run):
     loaded = load_run(run, "cpu")
     with Work(run.parent / "some", {}) as work:
         image_of = ImageRenderer(loaded.model, loaded.background)
-        views = Views(image_of, cameras()[[0, 1, 2]], work, 0.0, torch.device("cpu"))
+        views = Views(image_of, cameras()[[0, 1, 2]], work, None, torch.device("cpu"))
         one, two, three = views
     assert len(points_of_view(one, [two, three])) > 100
     one.depth[one.depth > 0] -= 0.4

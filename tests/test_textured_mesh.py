@@ -6,16 +6,20 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import UserError
 from nerfkit.export import mesh
+from nerfkit.files import MARKER
+from tests.camera_layouts import look_at
 from tests.naming import assert_names, raises_mentioning
 from tests.rasterizer import Surface, decibels
-from tests.sphere_field import CENTER, RADIUS, call, cameras, frame, read_ply, write_run
+from tests.sphere_field import CENTER, HOLLOW, RADIUS, call, cameras, frame, read_ply, write_run
 
 for package in ("skimage", "trimesh", "xatlas", "fast_simplification"):
     pytest.importorskip(package)
@@ -30,20 +34,24 @@ def pattern(outwards):
 
 
 def looked_at(views, view):
-    """What a camera sees of the painted ball before white, [H, W, 3], and where that is the ball seen from above."""
+    """What a camera sees of the painted ball before white, [H, W, 3], and where that is the ball seen from above.
+
+    One within it sees the wall of the hollow.
+    """
     rays, size = views.image_rays(view), views.size(view)[::-1]
     origins, directions = (x.double().numpy() for x in rays[:2])
     along = ((CENTER - origins) * directions).sum(1)
     nearest = np.linalg.norm(origins + along[:, None] * directions - CENTER, axis=1)
-    inside = np.sqrt((RADIUS**2 - nearest**2).clip(min=0))
-    outwards = (origins + (along - inside)[:, None] * directions - CENTER) / RADIUS
-    image = np.where((nearest < RADIUS)[:, None], pattern(outwards), 1.0)
+    radius, sign = (-HOLLOW, 1) if np.linalg.norm(origins[0] - CENTER) < HOLLOW else (RADIUS, -1)
+    inside = np.sqrt((radius**2 - nearest**2).clip(min=0))
+    outwards = (origins + (along + sign * inside)[:, None] * directions - CENTER) / abs(radius)
+    image = np.where((nearest < abs(radius))[:, None], pattern(outwards), 1.0)
     return image.reshape(*size, 3), (inside > 0.6 * RADIUS).reshape(size)
 
 
-def write_photos(folder, changed=None):
+def write_photos(folder, changed=None, small=None):
     """Photographs of the ball in a scene; `changed` makes another one, and a mask of what counts, of each."""
-    small = cameras()
+    small = small or cameras()
     views = small.resized(*(FINER * side for side in small.size(0)))
     images = []
     for number in range(len(views)):
@@ -119,6 +127,21 @@ def test_light_is_evened_and_what_is_masked_is_not_painted(textured, tmp_path):
     assert score(Surface(tmp_path / "ball.glb")) > score(Surface(textured / "ball.glb")) - 2
 
 
+def test_cameras_amid_what_they_see_paint_it_sharply(tmp_path):
+    """They stand in the middle of the box, which is the model's origin, in the hollow of the ball, and look around."""
+    ways = np.concatenate([np.eye(3), -np.eye(3)]) + 0.01  # none of them is straight up
+    poses = torch.tensor(look_at(0.002 * ways, 1.002 * ways), dtype=torch.float32)
+    views = Cameras(poses, torch.full((6, 2), 24.0), torch.full((6, 2), 30.0), 60, 60)
+    scene = str(write_photos(tmp_path, small=views))
+    run = write_run(tmp_path / "run", kind="gray", views=views, scene=scene, box=(-0.9, -0.9, -0.9, 0.9, 0.9, 0.9))
+    call(run, "mesh", "--resolution", 100, "--from", "depth", "--texture", 512, "--out", tmp_path / "hollow.glb")
+    wall = Surface(tmp_path / "hollow.glb")
+    outwards = (frame().to_model(wall.vertices) - CENTER) / HOLLOW
+    assert np.median(np.linalg.norm(outwards, axis=1)) == pytest.approx(1, abs=0.05)
+    errors = np.abs(wall.sampled(wall.values) - pattern(outwards)).mean(axis=1)
+    assert np.median(errors) < 0.08, "of blurred stripes it is 0.35"
+
+
 def test_without_photographs_a_texture_is_what_the_field_shows(tmp_path, capsys):
     run = write_run(tmp_path / "run", kind="gray", scene=str(tmp_path / "nowhere"))
     call(run, "mesh", *MESH, "--texture", 64, "--out", tmp_path / "ball.glb")
@@ -132,7 +155,7 @@ def test_without_photographs_a_texture_is_what_the_field_shows(tmp_path, capsys)
 def test_metres_by_a_factor_or_two_points_are_kept(tmp_path, capsys):
     run, mesh_of = write_run(tmp_path / "run"), ("mesh", "--resolution", 24, "--from", "density")
     call(run, *mesh_of, "--out", tmp_path / "units.ply")
-    assert_names(capsys.readouterr().out, "--scale", "--measure", "COLMAP")
+    assert_names(capsys.readouterr().out, "--scale", "--measure", "metres")
     units = read_ply(tmp_path / "units.ply")["vertices"]
     center = frame().to_input(CENTER)
     measured = (*center, *(center + [0, 3, 4]), 20)
@@ -162,10 +185,23 @@ def test_lengths_that_say_nothing_are_refused(run, tmp_path):
     ):
         with raises_mentioning(UserError, *named):
             call(run, "mesh", "--out", tmp_path / "m.ply", *options)
+    with raises_mentioning(UserError, "--measure", "1e-09", "1e+09"):
+        call(run, "mesh", "--out", tmp_path / "m.ply", "--measure", 0, 0, 0, 1e-6, 0, 0, 1e6)
     broken = write_run(tmp_path / "run")
     (broken / "scale.json").write_text('{"metres_per_unit": -1}')
     with raises_mentioning(UserError, broken / "scale.json", "metres_per_unit"):
         call(broken, "mesh", "--out", tmp_path / "m.ply")
+
+
+def test_a_scale_is_kept_once_an_export_is_written(tmp_path, capsys):
+    run, options = write_run(tmp_path / "run"), ("mesh", "--resolution", 24, "--scale", 2, "--out", tmp_path / "m.ply")
+    with raises_mentioning(UserError, "--faces 1"):
+        call(run, *options, "--faces", 1)
+    assert not (run / "scale.json").exists()
+    (run / MARKER).unlink()  # a copy without hidden files
+    call(run, *options)
+    assert json.loads((tmp_path / "m.export.json").read_text())["scale"]["metres_per_unit"] == 2
+    assert_names(capsys.readouterr().out, "note", "scale", MARKER)
 
 
 # ---- files
@@ -189,6 +225,8 @@ def test_all_formats_that_are_asked_for_are_written_or_refused(run, tmp_path):
 
 def test_what_is_missing_for_a_texture_is_said_before_the_work(run, tmp_path, monkeypatch):
     monkeypatch.setattr("nerfkit.export.views.Views.render", None)
+    with raises_mentioning(UserError, "--texture", "16 to 16384", 15):
+        call(run, "mesh", "--texture", 15, "--out", tmp_path / "m")
     monkeypatch.setattr("nerfkit.device.free_memory", lambda: 2**28)
     with raises_mentioning(UserError, "--texture", "16384"):
         call(run, "mesh", "--texture", 16384, "--out", tmp_path / "m")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from msgspec import to_builtins
 from tqdm import tqdm
 
@@ -80,7 +81,7 @@ def target_transform(run: Run, options: ExportOptions) -> SceneTransform | None:
 def opened(
     run: Run, options: GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
 ) -> tuple[Output, Crop | None, scale.Scale | None]:
-    """Where an export of geometry goes, and the crop and scale of the options, or else the run's; it keeps a scale."""
+    """Where an export of geometry goes, and the crop and scale of the options, or else the run's."""
     is_model = options.frame == "model"
     if is_model and (options.scale or options.measure):
         raise UserError("--scale and --measure are of the scene's files; leave out --frame model")
@@ -94,7 +95,8 @@ def opened(
     if cut is None and run.config.sampling.kind == "contracted" and name != "web":
         print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
     if unit is not None:
-        print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m, as {scale.SCALE} of the run says")
+        why = "" if options.scale or options.measure else f", as {scale.SCALE} of the run says"
+        print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m{why}")
     elif not is_model and name != "web":
         print(
             "note: lengths are in the unit of the scene's files, often not metres; for these give --scale or --measure"
@@ -146,14 +148,17 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     size = options.texture
     for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
         optional(module, "this mesh")  # said before minutes of work
-    check_memory(size * size * texture.BYTES_PER_TEXEL, f"a --texture of {size} x {size}", run.device)
+    if 0 < size < texture.SMALLEST:
+        raise UserError(f"--texture must be 0 or from {texture.SMALLEST} to 16384, got {size}")
+    for device in {run.device, torch.device("cpu")}:  # both hold a part of it
+        check_memory(size * size * texture.BYTES_PER_TEXEL, f"a --texture of {size} x {size}", device)
     output, cut, unit = opened(run, options, "mesh", formats, known)
     grid = Grid.over(domain(run.model, run.config, cut, run.transform), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
     image_of = ImageRenderer(run.model, run.background)
     with Work(output.file(output.formats[0]), key(run, **settings)) as work:
-        views = Views(image_of, run.seeing_cameras(), work, grid.cell / 2, run.device)
+        views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
         images = photos(run) if size else None
         print(f"this takes about {duration(mesh_seconds(run, options, views))}")
         if options.source == "density":
@@ -175,6 +180,8 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
         shape = mesh.simplified(shape, options.faces or len(shape.faces))
+        if not len(shape.faces):
+            raise UserError(f"no face is left of a mesh of --faces {options.faces}; raise it, or leave it out")
         more = {}
         if size:
             print(f"unwrapping {len(shape.faces)} faces")
@@ -195,6 +202,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         }
         said = about(run, options, cut, unit, counts=counts, thresholds=thresholds, **more)
         report(output.write(content, said), counts)
+        keep(run, options, unit)
 
 
 def photos(run: Run) -> Images | None:
@@ -233,7 +241,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     if name == "splats":
         points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
     with Work(output.file("ply"), key(run, kind="points")) as work:
-        views = Views(image_of, run.seeing_cameras(), work, 0.0, run.device)
+        views = Views(image_of, run.seeing_cameras(), work, None, run.device)
         views.render()
         cloud = points.gather(views, box, cut, options.count).in_files(transform)
         counts = {name: len(cloud)}
@@ -244,6 +252,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
             counts["pixels"] = int(cloud.counts.sum())
         said = about(run, options, cut, unit, counts=counts, thresholds=THRESHOLDS)
         report(output.write({"ply": content}, said), counts)
+        keep(run, options, unit)
 
 
 def export_cameras(run: Run, options: CamerasOptions) -> None:
@@ -323,6 +332,7 @@ def export_web(run: Run, options: WebOptions) -> None:
         print(f"the smaller one is a run of its own; to score it: {command_line('eval', shown.folder)}")
     counts = {"bytes": len(content)}
     report(output.write({"html": content}, about(run, options, cut, unit, counts=counts)), counts)
+    keep(run, options, unit)
     print(web_cost(run, webfield.as_shown(shown.model)))
 
 
@@ -353,6 +363,17 @@ def report(files: list[Path], counts: dict[str, int]) -> None:
     print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))
     for file in files:
         print(f"  {file}")
+
+
+def keep(run: Run, options: GeometryOptions, unit: scale.Scale | None) -> None:
+    """Keep the scale of the options, once what was made with it is written; a run that cannot be written loses that."""
+    if unit is None or not (options.scale or options.measure):
+        return
+    try:
+        scale.keep(run, unit)
+        print(f"{scale.SCALE} of the run keeps the scale for later exports")
+    except (UserError, OSError) as error:
+        print(f"note: the run does not keep the scale, give it to later exports again: {error}")
 
 
 EXPORTS = {

@@ -21,7 +21,7 @@ from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
-from nerfkit.option_types import BOOLEANS, Switch, Text, Texts, Words, integer, number, unset
+from nerfkit.option_types import BOOLEANS, METRES, Switch, Text, Texts, Words, integer, number, unset
 from nerfkit.safe_io import ALIKE, did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
@@ -32,7 +32,7 @@ Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
 Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]", help_behavior_hint="")]
-Metres = unset(float, "METRES", "what was kept there", 1e-9, 1e9)
+Metres = unset(float, "METRES", "what was kept there", METRES.low, METRES.high)
 Measured = unset(tuple[float, float, float, float, float, float, float], "X Y Z X Y Z METRES", "none")
 Corners = unset(Box, "X Y Z X Y Z", "the viewer's crop, if it saved one")
 
@@ -144,9 +144,10 @@ class MeshOptions(GeometryOptions):
     resolution: integer(2, 8192) = 256  # cells along the longest side
     level: number(0.001, 0.999) = LEVEL  # opacity at which the surface is, for --from density
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
-    holes: number(0, 1000) = 4.0  # widest hole that is closed [cells]
+    holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
     faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit
-    texture: integer(0, 16384) = 0  # side of a texture from the training images [pixels]; 0: colors of vertices
+    # side of a texture from the training images [pixels], at least 16; 0: colors of vertices
+    texture: integer(0, 16384) = 0
     # of ply and glb, with commas; with --texture: of glb and obj; default: as --out ends, or the first
     formats: Text = ""
 

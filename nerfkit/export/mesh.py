@@ -177,15 +177,15 @@ def connected_parts(faces: np.ndarray) -> np.ndarray:
     return sparse.csgraph.connected_components(graph, directed=False)[1][a]
 
 
-def filled(mesh: Mesh, widest: float) -> tuple[Mesh, int]:
-    """The mesh with triangles over its holes that are no wider than `widest` [model units], and how many they are."""
+def filled(mesh: Mesh, longest: float) -> tuple[Mesh, int]:
+    """The mesh with triangles over its holes that need no edge over `longest` [model units], and how many they are."""
     trimesh = optional("trimesh", "a mesh without holes")
     shape, n = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False), len(mesh.faces)
     trimesh.repair.fill_holes(shape, use_fan=True)
     new = shape.faces[n:]
     edges = np.diff(mesh.vertices[new], axis=1, append=mesh.vertices[new[:, :1]])  # [N, 3, 3]
     hole = connected_parts(new)
-    is_wide = np.bincount(hole, np.linalg.norm(edges, axis=2).max(axis=1) > widest) > 0  # one edge of a fan is enough
+    is_wide = np.bincount(hole, np.linalg.norm(edges, axis=2).max(axis=1) > longest) > 0  # one edge of a fan is enough
     faces = np.concatenate([mesh.faces, new[~is_wide[hole]]])
     return replace(mesh, faces=faces, normals=vertex_normals(mesh.vertices, faces)), int((~is_wide[hole]).sum())
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.errors import RunError, UserError
+from nerfkit.option_types import METRES
 from nerfkit.safe_io import printable, read_json
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run
@@ -29,12 +30,12 @@ Measured = tuple[float, float, float, float, float, float, float]
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
     """The content of its file."""
 
-    metres_per_unit: Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+    metres_per_unit: Annotated[float, msgspec.Meta(ge=METRES.low, le=METRES.high)]
     measured: Measured | None = None
 
 
 def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale | None:
-    """The scale that options give, which the run folder then keeps, or else the one that it has; None if it has none.
+    """The scale that options give, or else the one that the run folder has; None if it has none.
 
     Raises UserError for points that say nothing, RunError if the file is broken.
     """
@@ -48,10 +49,9 @@ def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale 
                 "another, and their distance in metres"
             )
         given = metres / distance
+        METRES.check("--measure: metres per unit, the distance in metres over that in units,", given)
     if given is not None:
-        scale = Scale(given, measured)
-        RunFolder.existing(run.folder).write(SCALE, json.dumps(msgspec.to_builtins(scale)) + "\n")
-        return scale
+        return Scale(given, measured)
     file = run.folder / SCALE
     if not file.exists():
         return None
@@ -59,6 +59,11 @@ def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale 
         return msgspec.convert(read_json(file, RunError, "the scale", 2**16), Scale)
     except msgspec.ValidationError as error:
         raise RunError(f"{printable(file)} is no scale: {error}; correct it, or delete the file") from None
+
+
+def keep(run: Run, scale: Scale) -> None:
+    """Write it into the run folder, for later exports; raises RunError or OSError."""
+    RunFolder.existing(run.folder).write(SCALE, json.dumps(msgspec.to_builtins(scale)) + "\n")
 
 
 def in_metres(transform: SceneTransform | None, scale: Scale | None) -> SceneTransform | None:

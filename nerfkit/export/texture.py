@@ -27,6 +27,8 @@ LEAST = 1e-12  # weight of the field's own color
 AROUND, SLOPE = 5, 3.0  # pixels within which depth may not jump where a view counts in full, and tan of a steep surface
 UNSURE = 1e-3  # weight of a view where it does
 BORDER = 0.05  # of an image's sides, in which its weight falls to 0
+NEAR = 0.25  # share of a view that is nearer than where its photograph's pixels are as large as texels
+SMALLEST = 16  # side, in texels
 EVERY, FEWEST = 61, 100  # of the texels from which a view's exposure is known, if there are so many
 OPAQUE, CLIPPED = 0.9, (0.02, 0.98)  # of pixels that count, and colors that say nothing of exposure
 
@@ -98,7 +100,10 @@ def photo_of(images: Images | None, views: Views, number: int, texel: float) -> 
     if images is None:
         return View(views[number].camera, views[number].rgb, torch.ones_like(views[number].depth), views[number].depth)
     one = images[[number]]
-    one = replace(one, cameras=sized(one.cameras, texel))
+    depth = views[number].depth
+    near = depth[depth > 0].sort().values
+    if len(near):
+        one = replace(one, cameras=sized(one.cameras, texel, near[int(NEAR * len(near))].item()))
     pool = one.load(may_be_masked=True)
     pixels, masked = pool.image(0), pool.mask(0)
     counts = pixels[..., 3] / 255 if pixels.shape[-1] == 4 else torch.ones(pixels.shape[:2])

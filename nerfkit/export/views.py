@@ -6,15 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.export.grid import Grid
 from nerfkit.export.writing import Arrays, Work
 from nerfkit.rendering.image_renderer import ImageRenderer, foretold
 
 MOST_LOADED = 2**31  # bytes of views in memory
+NEAREST = 0.5  # of the radius of what is exported: a camera amid it looks at what is at least so far away
 
 
 class Seen(NamedTuple):
@@ -87,12 +90,18 @@ def _between(corners: list[Tensor], right: Tensor, down: Tensor) -> Tensor:
 
 
 class Views:
-    """All views of a split."""
+    """All views of a split; for a mesh of a grid's cells, their images are no finer than its cells can use."""
 
-    def __init__(self, image_of: ImageRenderer, cameras: Cameras, work: Work, finest: float, device: torch.device):
+    def __init__(self, image_of: ImageRenderer, cameras: Cameras, work: Work, grid: Grid | None, device: torch.device):
         self.image_of, self.work, self.device = image_of, work, device
         self._loaded, self._room = {}, MOST_LOADED
-        self.cameras = [sized(cameras[[view]], finest).to(device) for view in range(len(cameras))]
+        singles = [cameras[[view]] for view in range(len(cameras))]
+        if grid is not None:
+            half = grid.cell * np.array(grid.cells) / 2
+            eyes = cameras.positions.double().cpu().numpy()
+            distances = np.linalg.norm(eyes - grid.origin - half, axis=1).clip(min=NEAREST * np.linalg.norm(half))
+            singles = [sized(one, grid.cell / 2, far) for one, far in zip(singles, distances.tolist(), strict=True)]
+        self.cameras = [one.to(device) for one in singles]
 
     def __len__(self) -> int:
         return len(self.cameras)
@@ -126,9 +135,8 @@ class Views:
         return (self[view] for view in range(len(self)))
 
 
-def sized(camera: Cameras, finest: float) -> Cameras:
-    """One camera, its images shrunk until a pixel sees `finest` [model units] at the distance of the origin."""
-    distance = camera.positions[0].norm().item()
+def sized(camera: Cameras, finest: float, distance: float) -> Cameras:
+    """One camera, its images shrunk until a pixel sees `finest` at a distance [both model units]."""
     footprint = distance / camera.focal[0].min().item()
     scale = min(1.0, footprint / finest) if finest > 0 else 1.0
     width, height = (max(1, round(scale * side)) for side in camera.size(0))
