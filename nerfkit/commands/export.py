@@ -99,7 +99,8 @@ def opened(
         print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m{why}")
     elif not is_model and name != "web":
         print(
-            "note: lengths are in the unit of the scene's files; COLMAP's is arbitrary. For metres give --scale or --measure"
+            "note: lengths are in the unit of the scene's files; COLMAP's is arbitrary. For metres give --scale, or "
+            "--measure"
         )
     return output, cut, unit
 
