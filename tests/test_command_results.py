@@ -203,10 +203,11 @@ def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
     monkeypatch.setattr(render, "load_run", lambda *given: replace(load_run(*given), state=state))
     with raises_mentioning(RunError, folder, "--resume", "--out"):
         call(render, run, *few, "--resume")
-    earlier = {file.name: file.stat().st_mtime_ns for file in folder.glob("0*.png")}
-    call(render, run, "--frames", 3, *few[2:])
-    now = {file.name: file.stat().st_mtime_ns for file in folder.glob("0*.png")}
-    assert len(now) == 3 and all(now[name] > time for name, time in earlier.items()), "they were out of date"
+    with raises_mentioning(RunError, folder, "checkpoint", "--overwrite", "--out"):
+        call(render, run, "--frames", 3, *few[2:])
+    assert (folder / "0001.png").read_bytes() == whole, "out of date, but nobody asked"
+    call(render, run, "--frames", 3, *few[2:], "--overwrite")
+    assert len(list(folder.glob("0*.png"))) == 3
 
 
 def test_a_crop_is_left_out_on_request_and_half_a_frame_is_rendered_again(run):

@@ -85,7 +85,7 @@ class RenderOptions(RunOptions):
     out: Text = ""
     crop: Literal["run", "none"] = "run"  # run: the crop that the viewer saved in RUN/crop.json; none: everything
     resume: bool = False  # skip frames of the same cameras and size that are there already
-    overwrite: bool = False  # replace an earlier rendering of other cameras, size or crop
+    overwrite: bool = False  # replace an earlier rendering of other cameras, size, crop or checkpoint
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -158,8 +157,7 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
 def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOptions) -> None:
     """Write the path, JSON with the state of the model, and remove frames of others; `files` are about to be rendered.
 
-    Frames of another path, size or crop of the same checkpoint, or of an unknown one, are removed only with
-    --overwrite.
+    Frames of another path, size, crop or checkpoint are removed only with --overwrite.
     """
     was = None
     if folder.owns(PATH_FILE):
@@ -171,10 +169,11 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
         )
     if was != path:
         earlier = list(filter(folder.owns, folder.names - {PATH_FILE}))
-        if earlier and checkpoint_of(was) in ([], checkpoint_of(path)) and not options.overwrite:
+        if earlier and not options.overwrite:
             raise RunError(
-                f"{folder.path} holds {len(earlier)} files of another rendering: of this checkpoint with another path, "
-                "number of frames, size or crop, or of the viewer. --overwrite removes them, --out FOLDER keeps both"
+                f"{folder.path} holds {len(earlier)} files of another rendering: of an earlier checkpoint, of another "
+                "path, number of frames, size or crop, or of the viewer. --overwrite removes them, --out FOLDER keeps "
+                "both"
             )
         if earlier:
             print(f"{len(earlier)} files of an earlier rendering are removed from {folder.path}")
@@ -182,14 +181,6 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
     else:
         folder.clear(() if options.resume else files)
     folder.write(PATH_FILE, path)
-
-
-def checkpoint_of(path: str | None) -> list[Any]:
-    """What a path file says of the model."""
-    try:
-        return [json.loads(path or "")[key] for key in ("checkpoint_step", "checkpoint_seconds")]
-    except (ValueError, KeyError, TypeError):  # not one that this command has written
-        return []
 
 
 def render_frames(

@@ -97,7 +97,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         is_done = trainer.progress >= 1
         if not options.resume and (number := begin(trainer, folder, scene, signals)):
             return 128 + number
-        if processes.is_first:
+        if processes.is_first and not options.resume:  # or else what was decided in the beginning would be lost
             folder.write(SETUP, in_lines(rows) + "\n")
         progress.attach(folder)
         viewer = None

@@ -170,7 +170,9 @@ def _check_photos(folder: Path, beside: str) -> None:
         known = f"{beside}; " * bool(beside)
         if within:
             there = f"there is {'no scene' if scenes else 'no image'} in '{printable(folder)}' itself"
-            raise SceneError(f"{known}{there}; did you mean {' or '.join(map(printable, within[:3]))}?")
+            around = folder.resolve().parent  # of the folder "sparse" of a scene
+            meant = [around] if readers.formats_of(around) else within[:3]
+            raise SceneError(f"{known}{there}; did you mean {' or '.join(map(printable, meant))}?")
         if not any(place.iterdir()):
             raise SceneError(f"the folder '{printable(place)}' is empty; put photos or a scene there, or give another")
         formats = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
