@@ -339,6 +339,7 @@ def test_a_report_has_scores_images_and_decisions_and_what_repeats_the_run(run, 
         assert {row["view"], f"{row['psnr']:.4f}", f"{row['ssim']:.4f}"} <= set(page.texts)
     for option, decision in json.loads((run / "decisions.json").read_text()).items():
         assert {option, decision["by"], decision["why"]} <= set(page.texts)
+    assert f"Rendering: orbit, at step {STEPS}" in page.texts, "the training may go on"
     command, options = page.codes
     assert shlex.split(command)[:5] == ["nerfkit", "train", "SCENE", "--config", "again.toml"]
     assert str(run.parent) not in "".join([*page.texts, *page.codes]), "nobody else's business"

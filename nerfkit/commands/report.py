@@ -17,14 +17,15 @@ import tomli_w
 
 from nerfkit.commands import command_line
 from nerfkit.commands.options import ReportOptions
-from nerfkit.commands.render import FILES, LEGEND
+from nerfkit.commands.render import FILES, LEGEND, PATH_FILE
 from nerfkit.commands.summary import outcome
 from nerfkit.config.files import changes_of, read_decisions
 from nerfkit.config.recipe import value_text
 from nerfkit.data.images.pixels import image_header, read_image
+from nerfkit.errors import RunError
 from nerfkit.files import read_marker
 from nerfkit.rendering.images import moving_bytes
-from nerfkit.safe_io import printable
+from nerfkit.safe_io import printable, read_json
 from nerfkit.training.evaluator import evenly_chosen
 from nerfkit.training.run import files as run_files
 from nerfkit.training.run.folder import RunFolder, run_transform
@@ -74,7 +75,7 @@ def page_of(folder: RunFolder) -> str:
         options.pop(name, None)
     codes = f"<pre>{escape(again)}</pre>\n<pre>{escape(tomli_w.dumps(recipe))}</pre>\n"
     sections = [
-        *((f"Rendering: {frames[0].parent.name}", _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
+        *((rendering(frames[0].parent), _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
         (f"{len(chosen)} of {len(compared)} views beside their truth", "".join(_image([file]) for file in chosen)),
         ("Curves, and images on the way", "".join(_image([file]) for file in drawn)),
         *(scores(file) if file.exists() else []),
@@ -84,6 +85,14 @@ def page_of(folder: RunFolder) -> str:
     text = "".join(f"<h2>{_text(title)}</h2>\n{content}" for title, content in sections if content)
     head = f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>\n"
     return f"{head}<p>{_text(outcome(run, config.eval.split))}</p>\n{text}"
+
+
+def rendering(folder: Path) -> str:
+    """What a rendering is, and after which step it was made: the training may have gone on."""
+    try:
+        return f"Rendering: {folder.name}, at step {int(read_json(folder / PATH_FILE, RunError)['checkpoint_step'])}"
+    except (RunError, KeyError, TypeError, ValueError):  # of the viewer, or changed by others
+        return f"Rendering: {folder.name}"
 
 
 def scores(file: Path) -> list[tuple[str, str]]:
