@@ -224,7 +224,7 @@ def photos(run: Run) -> Images | None:
 def mesh_seconds(run: Run, options: MeshOptions, views: Views) -> float:
     """About how long a mesh takes: a few rays are rendered, the rest is counted."""
     sizes = [math.prod(camera.size(0)) for camera in views.cameras]
-    for _ in range(2):  # what is done for the first time takes longer
+    for _ in range(2):  # the first call takes longer, the second is timed
         began = time.perf_counter()
         views.image_of.in_chunks(views.cameras[0], 0, sizes[0] // 3, 2 * sizes[0] // 3 + 1, ("median_depth",))
     seconds = (time.perf_counter() - began) * 3 * sum(sizes) / sizes[0]

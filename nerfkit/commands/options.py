@@ -42,7 +42,7 @@ class TrainOptions(Config):
     """Train a radiance field from a scene, photos or a video, into a run: a folder that all other commands take."""
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
-    # TOML files of options, or names of presets (quick, best, demo, ...); the last one counts, what is typed most
+    # TOML files of options, or names of presets (quick, best, demo, ...); later ones override earlier ones
     config: Texts = ()
     resume: Text = ""  # run folder whose training goes on
     overwrite: Switch = False  # replace the run that is in --out already
@@ -109,7 +109,7 @@ class EvalOptions(RunOptions):
 
 @dataclass
 class InspectOptions:
-    """Check a folder: what is in it, what to mend, how to train it, how long that takes; exit status 1 if not ready."""
+    """Check a folder before training: its images, its problems, the command to train it. Exits with 1 if not ready."""
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
     verbose: Verbose = False  # print all that was found of cameras, lenses, points and units
@@ -130,7 +130,7 @@ class ExportOptions(RunOptions):
 class GeometryOptions(ExportOptions):
     """What exports of geometry share."""
 
-    crop: Corners = None  # box of what is exported, in the coordinates of --frame: lowest, then highest corner
+    crop: Corners = None  # export only this box: lowest and highest corner, in the coordinates of --frame
     scale: Metres = None  # metres per unit of the scene's files, which RUN/scale.json keeps
     measure: Measured = None  # instead of --scale: two points, as in the scene's files, and their distance [m]
 
@@ -217,7 +217,7 @@ class ReportOptions(SummaryOptions):
 
 @dataclass
 class DoctorOptions:
-    """Check this installation: what works and what is missing; exit status 1 if training does not work."""
+    """Check what works in this installation and what is missing. Exits with 1 if training does not work."""
 
 
 OPTIONS: dict[str, type] = {  # of each command; those of an export are of its kind

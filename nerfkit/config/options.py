@@ -69,7 +69,7 @@ class DataConfig:
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None
-    # box around what is reconstructed, in coordinates of the scene's files: lowest, then highest corner
+    # box to reconstruct: lowest and highest corner, in the coordinates of the scene's files
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
     # affine: exposure and white balance learned for each training image
     appearance: auto("data.appearance", Literal["none", "affine"]) = None
