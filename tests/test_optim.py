@@ -4,8 +4,7 @@
 import pytest
 import torch
 
-from nerfkit.config.recipe import FAST_RATE
-from nerfkit.training.step.optim import DECAY_EVERY, GRID_WEIGHT_DECAY, LazyAdam, learning_rate
+from nerfkit.training.step.optim import DECAY_EVERY, LazyAdam, learning_rate
 from tests.naming import raises_mentioning
 from tests.trainers import make_trainer, trained
 
@@ -117,13 +116,13 @@ def test_how_the_rate_rises(small_config, steps: int, warmup: int):
 
 def test_tables_decay_by_the_rate_and_networks_do_not(small_config):
     """As if each step shrank a table by (1 - rate * decay), over a rate that changes, beside the optimiser's step."""
-    small_config.trainer.learning_rate = FAST_RATE
+    small_config.trainer.learning_rate, small_config.trainer.weight_decay = 0.02, 0.3
     trainer, shrunk = make_trainer(small_config), 1.0
     trainer.optimizer.step = lambda: None
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for step in range(2 * DECAY_EVERY):
         if step % DECAY_EVERY == 0:
-            shrunk *= (1 - trainer.learning_rate() * GRID_WEIGHT_DECAY) ** DECAY_EVERY
+            shrunk *= (1 - trainer.learning_rate() * 0.3) ** DECAY_EVERY
         trainer.train_step()
     changed = [name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])]
     assert changed == ["grid.table"] and shrunk < 0.98

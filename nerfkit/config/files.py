@@ -30,8 +30,8 @@ DECISIONS, MAX_DECISIONS = "decisions.json", 2**20  # beside the config.toml of 
 # Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
     "out", "device", "data.path", "data.sfm_dir", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
-    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.save_every", "trainer.deterministic",
-    "trainer.preview_every", "trainer.tensorboard", "eval.", "ops.",
+    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.weight_decay", "trainer.save_every",
+    "trainer.deterministic", "trainer.preview_every", "trainer.tensorboard", "eval.", "ops.",
 )  # fmt: skip
 
 

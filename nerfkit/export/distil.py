@@ -29,9 +29,9 @@ LEVELS, FEATURES, WIDTH = 8, 4, 32  # of a student
 RESOLUTIONS = 16, 1024  # cells a side of its coarsest level, and of its finest one at most
 OCCUPANCY = 128  # cells a side, at most
 COARSER = 2.0  # its steps, in the teacher's: each is a sample that the page computes
-PAGE_BYTES, OTHER_BYTES = 4 / 3, 4e5  # of a page: for a byte of the table, in base64, at most; for all other
-MOST_VIEWS = 100  # of the training cameras, evenly spread
-MOST_PIXELS = {"cpu": 2**21, "cuda": 2**26}  # that the teacher renders
+PAGE_BYTES, OTHER_BYTES = 1.0, 4e5  # of a page: for a byte of the table, deflated and in base64; for all other
+MOST_VIEWS = {"cpu": 100, "cuda": 600}  # of the training cameras, evenly spread
+MOST_PIXELS = {"cpu": 2**21, "cuda": 2**28}  # that the teacher renders
 SAMPLES = {"cpu": 2**13, "cuda": 2**18}  # of a step
 
 
@@ -80,7 +80,7 @@ def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
 def lesson_cameras(run: Run) -> Cameras:
     """Training cameras, evenly spread, and as many half-way from each to its neighbour; fewer pixels on a CPU."""
     known = run.seeing_cameras("train")
-    chosen = known[list(range(0, len(known), -(-len(known) // MOST_VIEWS)))]
+    chosen = known[list(range(0, len(known), -(-len(known) // MOST_VIEWS[run.device.type])))]
     poses = chosen.camera_to_world
     apart = torch.cdist(chosen.positions, chosen.positions) + torch.eye(len(chosen)) * 1e30
     nearest = apart.argmin(1).tolist()
