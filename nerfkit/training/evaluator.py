@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -47,6 +49,7 @@ SCORES = ("psnr", "ssim", "lpips", *OTHER_SCORES)
 STEPS, RAYS = 100, 1024  # of Adam on the pose of a view, and of random pixels in each
 FIRST_RATE, LAST_RATE = 2e-3, 2e-5  # radians a step, about, and shares of the radius of data.box
 LIGHT_RATE = 1e-2
+DRAWN_AT_ONCE = 4  # comparison images
 ALIGNED_DEFINITION = (
     f"psnr after {STEPS} steps of Adam on the view's pose, from the given one, each on {RAYS} random pixels of its own "
     "image, with the field frozen (as in BARF, arXiv:2104.06405)"
@@ -90,12 +93,14 @@ def evaluate(
         disable=not processes.is_first,
     )  # fmt: skip
 
-    def compare(view: int, truth: Tensor, render: Tensor, score: float) -> None:
-        name = printable(views.names[view], 60)
-        comparisons.write(compared[view], png_bytes(comparison_image(truth, render, name, score)))
+    def compare(view: int, truth: Tensor, render: Tensor, score: float) -> tuple[str, bytes]:
+        with drawing:  # matplotlib is not made for threads
+            image = comparison_image(truth, render, printable(views.names[view], 60), score)
+        return compared[view], png_bytes(image)
 
-    with ThreadPoolExecutor(1, "comparisons") as writer:  # writes one, while the next views are rendered
-        written = writer.submit(lambda: None)
+    drawing = Lock()
+    with ThreadPoolExecutor(DRAWN_AT_ONCE, "comparisons") as artists:  # draw some, while the next views are rendered
+        drawn: deque[Future[tuple[str, bytes]]] = deque()
         for view in bar:
             truth, rendered, counts = beside_truth(image_of, images, views, cameras, view)
             render = rendered["rgb"]  # [H, W, 3]
@@ -105,9 +110,11 @@ def evaluate(
             _check_score(rows[-1], split)
             bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
             if view in compared and comparisons is not None:
-                written.result()
-                written = writer.submit(compare, view, truth, render, rows[-1]["psnr"])
-        written.result()
+                if len(drawn) == DRAWN_AT_ONCE:
+                    comparisons.write(*drawn.popleft().result())
+                drawn.append(artists.submit(compare, view, truth, render, rows[-1]["psnr"]))
+        for image in drawn:
+            comparisons.write(*image.result())
     shares = processes.all_gather([rows, n_ignored])
     rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
     metrics = {
