@@ -73,7 +73,6 @@ BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
 
 
 def _to_bool(words: list[str]) -> bool:
-    """A boolean of the command line; one that stands alone is true."""
     text = " ".join(words) if words else "true"
     if text not in BOOLEANS:
         raise ValueError(f"expected true or false, got {text!r}")

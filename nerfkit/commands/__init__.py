@@ -218,7 +218,6 @@ class StopSignals:
             signal.signal(number, handler)
 
     def arrived(self) -> bool:
-        """Whether a signal has arrived."""
         return self.number is not None
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

@@ -25,7 +25,6 @@ EXTRAS = (  # name, a module that it brings, what it is for
 
 
 def report() -> tuple[list[str], bool]:
-    """Lines to print, and whether training works here."""
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = "cuda" if n_gpus else "cpu"
     lines = [

@@ -139,7 +139,6 @@ def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
 
 
 def export_mesh(run: Run, options: MeshOptions) -> None:
-    """Write a mesh."""
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
     formats = (
         chosen("--formats" + " (without --texture)" * (not options.texture), options.formats, known)
@@ -233,7 +232,6 @@ def mesh_seconds(run: Run, options: MeshOptions, views: Views) -> float:
 
 
 def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
-    """Write points, or splats."""
     name = "splats" if isinstance(options, SplatsOptions) else "points"
     output, cut, unit = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
@@ -257,7 +255,6 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
 
 
 def export_cameras(run: Run, options: CamerasOptions) -> None:
-    """Write cameras."""
     formats = ("auto",) if options.formats == "auto" else chosen("--formats", options.formats, cameras.FORMATS)
     splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
     for split in splits:
@@ -288,7 +285,6 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
 
 
 def export_depth(run: Run, options: DepthOptions) -> None:
-    """Write images of views."""
     formats = chosen("--formats", options.formats, IMAGE_FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
     stems = file_stems(run.scene.names(options.split))
@@ -358,7 +354,6 @@ def web_cost(run: Run, shown: Model) -> str:
 
 
 def report(files: list[Path], counts: dict[str, int]) -> None:
-    """Print what was written, and what was left out of it."""
     texts = {name: f"{number or 'no'} {name.replace('_', ' ')}" for name, number in counts.items()}
     left_out = [texts.pop(name) for name in ("small_parts", "unseen_faces") if name in texts]
     print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))

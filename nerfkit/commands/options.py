@@ -243,7 +243,6 @@ KINDS: dict[str, type[ExportOptions]] = {
 
 
 def usage() -> str:
-    """What there is to type."""
     return "\n".join(
         (
             "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n",
@@ -299,7 +298,6 @@ def meant(option: str, kind: type) -> str:
 
 
 def option_names(kind: type, prefix: str = "--") -> Iterator[str]:
-    """The options that stand for the fields of a dataclass."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         own = [f"--{mark.name}" for mark in marks if getattr(mark, "name", None)]
@@ -340,7 +338,6 @@ def export_options(arguments: list[str]) -> ExportOptions:
 
 
 def train_options(arguments: list[str]) -> TrainOptions:
-    """Options of `nerfkit train`: defaults < run resumed < files < command line."""
     known = first_look(arguments)
     resumed = None
     if known.resume:  # Python code of the run's is not imported unless it is given again
@@ -367,7 +364,6 @@ def train_options(arguments: list[str]) -> TrainOptions:
 
 
 def hints(command: str, arguments: list[str]) -> list[str]:
-    """Lines on what was meant by arguments that the parser has refused."""
     found = []
     for place, word in enumerate(arguments):
         option = word.partition("=")[0]
@@ -382,7 +378,6 @@ def hints(command: str, arguments: list[str]) -> list[str]:
 
 
 def first_look(arguments: list[str]) -> argparse.Namespace:
-    """What decides the defaults of all other options."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="*", action="extend")
     first.add_argument("--resume", default="")

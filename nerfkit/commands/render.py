@@ -192,7 +192,6 @@ def render_frames(
     resume: bool,
     processes: Processes,
 ) -> None:
-    """Render and save every frame, or this process's share; `frames` are the PNG files by what they show."""
     image_of = ImageRenderer(run.model, run.background)
     box = torch.tensor(run.config.data.box).view(2, 3)
     distance = (run.cameras("train").positions - box.mean(0)).norm(dim=-1).mean().item()

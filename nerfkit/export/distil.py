@@ -50,7 +50,6 @@ def distilled(run: Run, megabytes: float, seconds: float) -> Run:
 
 
 def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
-    """The options of a student."""
     config, on = deepcopy(run.config), run.device.type
     coarsest, finest = RESOLUTIONS[0], min(RESOLUTIONS[1], config.model.max_resolution)
     growth = (finest / coarsest) ** (1 / (LEVELS - 1))

@@ -75,7 +75,6 @@ class _NoSecondDerivative(torch.autograd.Function):
 def no_second_derivative(
     op: str, gradients: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
-    """`gradients` of `inputs`, which raise NotImplementedError naming `op` when they are differentiated again."""
     if not torch.is_grad_enabled():  # the usual case: create_graph=False
         return gradients
     return tuple([None if x is None else _NoSecondDerivative.apply(op, x, *inputs) for x in gradients])

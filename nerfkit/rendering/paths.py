@@ -304,7 +304,6 @@ class CameraPath:
         return max(round(self.seconds * self.fps) + (0 if self.loop else 1), 1)
 
     def times(self) -> np.ndarray:
-        """Time of each frame [F], in seconds."""
         return np.arange(self.n_frames) / self.fps
 
     def at(self, times: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -318,7 +317,6 @@ class CameraPath:
         return poses.expand(len(u), 3, 4).numpy(), np.interp(u, numbers, [key.fov for key in keys])
 
     def cameras(self) -> Cameras:
-        """Every frame, in the model's frame."""
         if not 0 < self.n_frames <= MAX_FRAMES:
             raise SceneError(f"the path has {self.n_frames} frames; it must have 1 to {MAX_FRAMES}")
         poses, fovs = self.at(self.times())

@@ -255,7 +255,6 @@ def aligned(
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """No parameter of `model` takes a gradient inside."""
     trained = [p for p in model.parameters() if p.requires_grad]
     model.requires_grad_(False)
     try:
@@ -266,7 +265,6 @@ def frozen(model: Model) -> Iterator[None]:
 
 
 def check_scorable(views: Views) -> None:
-    """Raise SceneError for images that SSIM's window does not fit into."""
     smallest = min(views.cameras.sizes(), key=min)
     if min(smallest) < MIN_SIDE:
         raise SceneError(

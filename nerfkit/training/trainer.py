@@ -159,7 +159,6 @@ class Trainer:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """What is done inside counts as training."""
         began = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - began

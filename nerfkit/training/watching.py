@@ -92,7 +92,6 @@ class Progress:
             self.previews.finish(self.trainer, stopped)
 
     def close(self, metrics: dict[str, Any] | None = None) -> None:
-        """End, with the scores of the trained model if there are some."""
         if self.trainer.processes.is_first:
             plot_training(self.folder, metrics)
         if self.board is not None:
@@ -125,7 +124,6 @@ class Watcher:
     failed = False
 
     def attempt(self, act: Callable[[], object]) -> None:
-        """Do something, unless that failed before."""
         if self.failed:
             return
         try:
@@ -253,7 +251,6 @@ class ScoresOverTime:
             trainer.log({TEST_PSNR: score})
 
     def score(self, trainer: Trainer) -> float:
-        """Mean PSNR of the views [dB]."""
         scores = []
         with in_eval_mode(trainer.model):
             image_of = ImageRenderer(trainer.model, self.background)
@@ -294,7 +291,6 @@ class TensorBoard(Watcher):
         self.attempt(open_folder)
 
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
-        """Write what `trainer` logs, and the images."""
         trainer.on_log.append(self.add_line)
         if previews is not None:
             previews.on_image.append(self.add_image)
@@ -308,17 +304,14 @@ class TensorBoard(Watcher):
                 self._add("scalar", f"train/{name}", value, line["step"])
 
     def add_image(self, step: int, image: Tensor) -> None:
-        """An image [H, W, 3] in [0, 1]."""
         self._add("image", "preview", image, step, dataformats="HWC")
 
     def add_scores(self, metrics: dict[str, Any]) -> None:
-        """Scores after the training."""
         for name in SCORES:
             if metrics.get(name) is not None:
                 self._add("scalar", f"test/final_{name}", metrics[name], metrics["steps"])
 
     def close(self) -> None:
-        """Write what is left."""
         self.attempt(lambda: self.writer.close())
 
     def _add(self, kind: str, *values: Any, **options: Any) -> None:

@@ -173,7 +173,6 @@ class Engine:
         return self._drawing is None
 
     def progress(self, client: int) -> tuple[tuple[int, int], float] | None:
-        """Width, height and the share that is done of the frame that is drawn for a client, if one is."""
         drawing = self._drawing
         return (drawing.size, drawing.share) if drawing is not None and drawing.client.id == client else None
 
@@ -208,7 +207,6 @@ class Engine:
         return self.resolutions.setdefault(request.look.output, Resolution())
 
     def _scale(self, drawing: _Drawing) -> tuple[float, int]:
-        """Of the sides of a frame, and the stage that is next."""
         (width, height), resolution = drawing.request.size, self._resolution(drawing.request)
         if drawing.stage == FINE:
             return 2.0, DONE

@@ -74,23 +74,19 @@ def read_scene_as(kind: type[T], folder: Path) -> T:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration of a run."""
     check_is_run(folder)
     return config_module.from_dict(read_toml(folder / CONFIG), printable(folder / CONFIG))
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether `folder` holds a checkpoint."""
     return any((folder / name).exists() for name in (NEWEST, PREVIOUS))
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Logged steps; incomplete and other lines are skipped."""
     return read_lines(folder, "loss")
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Scores of held-out views on the way, from the same file."""
     return read_lines(folder, TEST_PSNR)
 
 
@@ -134,7 +130,6 @@ def score_name(split: str, other_scene: str = "") -> str:
 
 
 def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
-    """File of a split's scores."""
     name = score_name(split, other_scene)
     return folder / METRICS if name == OWN_SCORES else folder / name / METRICS
 
