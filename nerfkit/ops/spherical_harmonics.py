@@ -130,9 +130,7 @@ def _spherical_harmonics_backward(grads, arguments, *_):
     return (torch.stack([grad_x, grad_y, grad_z], dim=1),)  # [R, 3]
 
 
-implement_native(
-    "spherical_harmonics", _spherical_harmonics_torch, "_spherical_harmonics", _spherical_harmonics_backward
-)
+implement_native("spherical_harmonics", _spherical_harmonics_torch, backward=_spherical_harmonics_backward)
 
 
 @native.fake("_spherical_harmonics")
