@@ -35,20 +35,10 @@ from nerfkit.data.scene import Views as Images
 from nerfkit.data.scene_transform.transform import SceneTransform, corner_text
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
-from nerfkit.export import cameras, mesh, points, scale, texture, webfield
+from nerfkit.export import cameras, mesh, points, scale, texture, webfield, writing
 from nerfkit.export.distil import distilled
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
-from nerfkit.export.writing import (
-    IMAGE_FORMATS,
-    EmptyError,
-    Output,
-    OutputFolder,
-    Work,
-    image_bytes,
-    in_files,
-    optional,
-)
 from nerfkit.metrics import psnr
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer, duration
@@ -80,12 +70,12 @@ def target_transform(run: Run, options: ExportOptions) -> SceneTransform | None:
 
 def opened(
     run: Run, options: GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
-) -> tuple[Output, Crop | None, scale.Scale | None]:
+) -> tuple[writing.Output, Crop | None, scale.Scale | None]:
     """Where an export of geometry goes, and the crop and scale of the options, or else the run's."""
     is_model = options.frame == "model"
     if is_model and (options.scale or options.measure):
         raise UserError("--scale and --measure are of the scene's files; leave out --frame model")
-    output = Output(run.folder, options.out, name, formats, known)
+    output = writing.Output(run.folder, options.out, name, formats, known)
     output.check(options.overwrite)
     unit = None if is_model else scale.scale_of(run, options.scale, options.measure)
     if options.crop is None:
@@ -147,7 +137,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     )
     size = options.texture
     for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
-        optional(module, "this mesh")  # said before minutes of work
+        writing.optional(module, "this mesh")  # said before minutes of work
     if 0 < size < texture.SMALLEST:
         raise UserError(f"--texture must be 0 or from {texture.SMALLEST} to 16384, got {size}")
     for device in {run.device, torch.device("cpu")}:  # both hold a part of it
@@ -157,7 +147,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
     image_of = ImageRenderer(run.model, run.background)
-    with Work(output.file(output.formats[0]), key(run, **settings)) as work:
+    with writing.Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
         images = photos(run) if size else None
         print(f"this takes about {duration(mesh_seconds(run, options, views))}")
@@ -168,11 +158,11 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             source = mesh.DepthField(views, run.device)
         try:
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
-        except EmptyError as error:
+        except writing.EmptyError as error:
             other = "take --from depth, " if options.source == "density" else ""
-            raise EmptyError(f"{error}; {other}lower --level, or {where(run, options, cut)}") from None
+            raise writing.EmptyError(f"{error}; {other}lower --level, or {where(run, options, cut)}") from None
         if not len(shape.faces):
-            raise EmptyError(f"no surface lies in the crop; {where(run, options, cut)}")
+            raise writing.EmptyError(f"no surface lies in the crop; {where(run, options, cut)}")
         views.render()
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
         if not len(shape.faces):
@@ -239,7 +229,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
     transform = scale.in_metres(target_transform(run, options), unit)
     if name == "splats":
         points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
-    with Work(output.file("ply"), key(run, kind="points")) as work:
+    with writing.Work(output.file("ply"), key(run, kind="points")) as work:
         views = Views(image_of, run.seeing_cameras(), work, None, run.device)
         views.render()
         cloud = points.gather(views, box, cut, options.count).in_files(transform)
@@ -266,7 +256,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     if asked := [format for format in formats if format in refused]:  # before anything is replaced
         raise UserError(f"--formats {asked[0]}: {refused[asked[0]]}; leave {asked[0]} out")
     of = key(run, kind="cameras", formats=formats)
-    output = OutputFolder(run.folder, options.out, "cameras", options.overwrite, of)
+    output = writing.OutputFolder(run.folder, options.out, "cameras", options.overwrite, of)
     if options.formats == "auto":
         for format, why in refused.items():
             print(f"note: {format} is left out: {why}")
@@ -285,12 +275,12 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
 
 
 def export_depth(run: Run, options: DepthOptions) -> None:
-    formats = chosen("--formats", options.formats, IMAGE_FORMATS)
+    formats = chosen("--formats", options.formats, writing.IMAGE_FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
     stems = file_stems(run.scene.names(options.split))
     asked = {"split": options.split, "formats": formats, "frame": options.frame, "depth": options.depth}
     of = key(run, kind="depth", named="as the views", **asked)  # by number before
-    output = OutputFolder(run.folder, options.out, f"depth_{options.split}", options.overwrite, of)
+    output = writing.OutputFolder(run.folder, options.out, f"depth_{options.split}", options.overwrite, of)
     image_of, on_device = ImageRenderer(run.model, run.background), views.to(run.device)
     depth = "depth_median_z" if options.depth == "median" else "depth_z"
     with output:
@@ -299,9 +289,11 @@ def export_depth(run: Run, options: DepthOptions) -> None:
             if all(output.folder.owns(file) for file in files.values()):
                 continue
             rendered = image_of(on_device, view, ("rgb", "depth", "median_depth", "opacity", "normal"))
-            arrays = in_files({name: value.numpy() for name, value in rendered.items()}, target_transform(run, options))
+            arrays = writing.in_files(
+                {name: value.numpy() for name, value in rendered.items()}, target_transform(run, options)
+            )
             for format, file in files.items():
-                output.folder.write(file, image_bytes(arrays, format, depth))
+                output.folder.write(file, writing.image_bytes(arrays, format, depth))
     listed = [image.name for image in names]
     output.finish(about(run, options, None, counts={"views": len(views)}, views=listed))
     report([output.path], {"views": len(views)})
