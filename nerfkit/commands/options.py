@@ -220,26 +220,15 @@ class DoctorOptions:
     """Check what works in this installation and what is missing. Exits with 1 if training does not work."""
 
 
-OPTIONS: dict[str, type] = {  # of each command; those of an export are of its kind
-    "demo": DemoOptions,
-    "inspect": InspectOptions,
-    "train": TrainOptions,
-    "render": RenderOptions,
-    "view": ViewOptions,
-    "export": ExportOptions,
-    "eval": EvalOptions,
-    "summary": SummaryOptions,
-    "report": ReportOptions,
-    "doctor": DoctorOptions,
-}
-KINDS: dict[str, type[ExportOptions]] = {
-    "mesh": MeshOptions,
-    "points": PointsOptions,
-    "cameras": CamerasOptions,
-    "depth": DepthOptions,
-    "splats": SplatsOptions,
-    "web": WebOptions,
-}
+def by_name(*kinds: type) -> dict[str, type]:
+    return {kind.__name__.removesuffix("Options").lower(): kind for kind in kinds}
+
+
+OPTIONS = by_name(
+    DemoOptions, InspectOptions, TrainOptions, RenderOptions, ViewOptions, ExportOptions, EvalOptions, SummaryOptions,
+    ReportOptions, DoctorOptions,
+)  # fmt: skip
+KINDS = by_name(MeshOptions, PointsOptions, CamerasOptions, DepthOptions, SplatsOptions, WebOptions)  # of an export
 
 
 def usage() -> str:

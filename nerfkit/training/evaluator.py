@@ -75,10 +75,7 @@ def evaluate(
     name = score_name(split, other_scene)
     comparisons = processes.rank0_first(lambda: _comparison_folder(folder, name, set(compared.values())))
     rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
-    bar = tqdm(
-        processes.shard(len(cameras)), desc="evaluating", unit="view",
-        disable=not processes.is_first,
-    )  # fmt: skip
+    bar = tqdm(processes.shard(len(cameras)), desc="evaluating", unit="view", disable=not processes.is_first)
 
     def compare(view: int, truth: Tensor, render: Tensor, score: float) -> None:
         name = printable(views.names[view], 60)
