@@ -17,18 +17,8 @@ from msgspec import to_builtins
 from tqdm import tqdm
 
 from nerfkit.commands import command_line
+from nerfkit.commands import options as cli
 from nerfkit.commands.eval import find_scene
-from nerfkit.commands.options import (
-    LEVEL,
-    CamerasOptions,
-    DepthOptions,
-    ExportOptions,
-    GeometryOptions,
-    MeshOptions,
-    PointsOptions,
-    SplatsOptions,
-    WebOptions,
-)
 from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
 from nerfkit.data.scene import Views as Images
@@ -53,8 +43,8 @@ COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
-def main(options: ExportOptions) -> int:
-    if isinstance(options, MeshOptions) and options.source == "depth" and options.level != LEVEL:
+def main(options: cli.ExportOptions) -> int:
+    if isinstance(options, cli.MeshOptions) and options.source == "depth" and options.level != cli.LEVEL:
         raise UserError(f"--level {options.level:g} is for --from density; leave it out with --from depth")
     run = load_run(options.run, options.device, options.module, options.ops)
     began = time.perf_counter()
@@ -63,13 +53,13 @@ def main(options: ExportOptions) -> int:
     return 0
 
 
-def target_transform(run: Run, options: ExportOptions) -> SceneTransform | None:
+def target_transform(run: Run, options: cli.ExportOptions) -> SceneTransform | None:
     """The frame whose inverse leads to the wanted coordinates; None where these are the model's."""
     return run.transform if options.frame == "files" else None
 
 
 def opened(
-    run: Run, options: GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
+    run: Run, options: cli.GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
 ) -> tuple[writing.Output, Crop | None, scale.Scale | None]:
     """Where an export of geometry goes, and the crop and scale of the options, or else the run's."""
     is_model = options.frame == "model"
@@ -96,7 +86,7 @@ def opened(
 
 
 def about(
-    run: Run, options: ExportOptions, cut: Crop | None, unit: scale.Scale | None = None, **more: Any
+    run: Run, options: cli.ExportOptions, cut: Crop | None, unit: scale.Scale | None = None, **more: Any
 ) -> dict[str, Any]:
     """What the JSON beside an output says; `cut` and `unit` are what it was made with, whatever the run has now."""
     matrix = np.eye(4) if run.transform is None else run.transform.matrix()
@@ -117,7 +107,7 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
     return {"step": run.state["step"], "seconds": run.state["seconds"], "scene": run.scene.name, **more}
 
 
-def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
+def where(run: Run, options: cli.GeometryOptions, cut: Crop | None) -> str:
     """Advice for a crop in which nothing is."""
     transform = target_transform(run, options)
     eyes = run.cameras("train").positions.double().cpu().numpy()
@@ -128,13 +118,10 @@ def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
     )
 
 
-def export_mesh(run: Run, options: MeshOptions) -> None:
+def export_mesh(run: Run, options: cli.MeshOptions) -> None:
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
-    formats = (
-        chosen("--formats" + " (without --texture)" * (not options.texture), options.formats, known)
-        if options.formats
-        else ()
-    )
+    asked = "--formats" if options.texture else "--formats (without --texture)"
+    formats = chosen(asked, options.formats, known) if options.formats else ()
     size = options.texture
     for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
         writing.optional(module, "this mesh")  # said before minutes of work
@@ -210,7 +197,7 @@ def photos(run: Run) -> Images | None:
     return replace(images, cameras=replace(images.cameras, camera_to_world=stand))
 
 
-def mesh_seconds(run: Run, options: MeshOptions, views: Views) -> float:
+def mesh_seconds(run: Run, options: cli.MeshOptions, views: Views) -> float:
     """About how long a mesh takes: a few rays are rendered, the rest is counted."""
     sizes = [math.prod(camera.size(0)) for camera in views.cameras]
     for _ in range(2):  # the first call takes longer, the second is timed
@@ -221,8 +208,8 @@ def mesh_seconds(run: Run, options: MeshOptions, views: Views) -> float:
     return seconds + points / POINTS_A_SECOND[run.device.type]
 
 
-def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
-    name = "splats" if isinstance(options, SplatsOptions) else "points"
+def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> None:
+    name = "splats" if isinstance(options, cli.SplatsOptions) else "points"
     output, cut, unit = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
     box = domain(run.model, run.config, cut, run.transform)
@@ -244,7 +231,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
         keep(run, options, unit)
 
 
-def export_cameras(run: Run, options: CamerasOptions) -> None:
+def export_cameras(run: Run, options: cli.CamerasOptions) -> None:
     formats = ("auto",) if options.formats == "auto" else chosen("--formats", options.formats, cameras.FORMATS)
     splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
     for split in splits:
@@ -274,7 +261,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
         print(f"  the images of the COLMAP model are in {folder}")
 
 
-def export_depth(run: Run, options: DepthOptions) -> None:
+def export_depth(run: Run, options: cli.DepthOptions) -> None:
     formats = chosen("--formats", options.formats, writing.IMAGE_FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
     stems = file_stems(run.scene.names(options.split))
@@ -299,7 +286,7 @@ def export_depth(run: Run, options: DepthOptions) -> None:
     report([output.path], {"views": len(views)})
 
 
-def export_web(run: Run, options: WebOptions) -> None:
+def export_web(run: Run, options: cli.WebOptions) -> None:
     """Write a page, of the run's model or of a smaller one that has learned from it."""
     output, cut, unit = opened(run, options, "web", ("html",), ("html",))
     scene = {
@@ -353,7 +340,7 @@ def report(files: list[Path], counts: dict[str, int]) -> None:
         print(f"  {file}")
 
 
-def keep(run: Run, options: GeometryOptions, unit: scale.Scale | None) -> None:
+def keep(run: Run, options: cli.GeometryOptions, unit: scale.Scale | None) -> None:
     """Keep the scale of the options, once what was made with it is written; a run that cannot be written loses that."""
     if unit is None or not (options.scale or options.measure):
         return
@@ -365,10 +352,10 @@ def keep(run: Run, options: GeometryOptions, unit: scale.Scale | None) -> None:
 
 
 EXPORTS = {
-    MeshOptions: export_mesh,
-    PointsOptions: export_cloud,
-    CamerasOptions: export_cameras,
-    DepthOptions: export_depth,
-    SplatsOptions: export_cloud,
-    WebOptions: export_web,
+    cli.MeshOptions: export_mesh,
+    cli.PointsOptions: export_cloud,
+    cli.CamerasOptions: export_cameras,
+    cli.DepthOptions: export_depth,
+    cli.SplatsOptions: export_cloud,
+    cli.WebOptions: export_web,
 }

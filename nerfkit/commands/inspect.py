@@ -101,10 +101,8 @@ def without_poses(source: Path, data: DataConfig) -> int:
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
-    for command, what in (
-        ("inspect", "To find and check the poses alone, and save them in DIR"),
-        ("train", "To train with them"),
-    ):
+    todo = {"inspect": "To find and check the poses alone, and save them in DIR", "train": "To train with them"}
+    for command, what in todo.items():
         print(f"{what}:\n  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}")
     return 0
 

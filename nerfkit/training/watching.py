@@ -202,18 +202,14 @@ class Previews(Watcher):
         truth = to_uint8(self.truth)
         if not (stopped and steps) and trainer.step not in steps:
             self._draw(trainer)
-        images = self._drawn(truth)
+        drawn = {step: imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()}
+        images = {step: image for step, image in drawn.items() if image.shape == truth.shape}  # not another device's
         known = [(0, 0.0), *((line["step"], line["seconds"]) for line in read_log(self.folder.path.parent))]
         seconds = np.interp(list(images), *zip(*known, (trainer.step, trainer.seconds), strict=True))
         titles = [f"step {step}\n{time:.1f} s" for step, time in zip(images, seconds, strict=True)]
         self.folder.write(TRUTH, png_bytes(self.truth))
         self.folder.write(STRIP, png_bytes(strip(titles, list(images.values()), truth)))
         self.folder.write(GIF, moving_bytes("GIF", list(images.values()) or [truth], FPS, LAST))
-
-    def _drawn(self, truth: np.ndarray) -> dict[int, np.ndarray]:
-        """The images of the size of the truth by step; those that another device drew may have another."""
-        drawn = {step: imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()}
-        return {step: image for step, image in drawn.items() if image.shape == truth.shape}
 
 
 def strip(titles: list[str], images: list[np.ndarray], truth: np.ndarray) -> Tensor:

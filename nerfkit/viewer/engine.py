@@ -68,11 +68,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        start: Callable[[Any, int, int, Any], Any],
-        deliver: Callable[[int, Any, int], None],
-        failed: Callable[[int, Exception], None],
-        clock: Callable[[], float] = time.perf_counter,
+        self, start: Callable, deliver: Callable, failed: Callable, clock: Callable[[], float] = time.perf_counter
     ):
         self.start, self.deliver, self.failed, self.clock = start, deliver, failed, clock
         self.frame_seconds = 1 / 15  # of a frame while the camera moves, where that suffices for the smallest
