@@ -245,7 +245,7 @@ def test_other_outputs_add_to_frames_and_other_frames_replace_them_on_request(ru
 
 
 @pytest.mark.parametrize(
-    "command, stopped, named", [(render, "png_bytes", "--resume"), (train, "evaluate", "nerfkit eval")]
+    "command, stopped, named", [(render, "in_files", "--resume"), (train, "evaluate", "nerfkit eval")]
 )
 def test_what_is_stopped_says_how_it_goes_on(options, run, tmp_path, monkeypatch, capsys, command, stopped, named):
     def stop(*arguments):
