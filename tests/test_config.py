@@ -343,14 +343,6 @@ def test_the_finest_cells_of_an_object_follow_from_its_pixels():
     assert finest("--data.downscale 40 --model.base_resolution 32") == 32, "at least"
 
 
-def test_what_a_file_says_is_given_be_it_the_default(folder: Path, tmp_path: Path):
-    file = tmp_path / "mine.toml"
-    file.write_text("[trainer]\ndistortion = 0.0\n[sampling]\nnear = 0.0\noccupancy_resolution = 128\n")
-    told, _ = options_of(folder, f"--config {file} --size large")
-    assert values_of(told, "trainer.distortion sampling.near sampling.occupancy_resolution") == [0, 0, 128]
-    assert told.model.max_resolution == 4096, "of which the file says nothing"
-
-
 def test_equal_steps_wait_for_the_scene_to_say_how_far(folder: Path, tmp_path: Path):
     equal = f"{UNBOUNDED} --sampling.cone_angle 0 --sampling.step_size"
     options, _ = options_of(folder, f"{equal} 0.1")

@@ -252,16 +252,6 @@ def test_what_is_gone_is_forgotten_step_by_step():
     assert occupied == [1, 1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_updates_come_every_few_steps_and_at_first_of_all_cells():
-    sampler = cube_sampler(update_every=4, warmup_steps=5)
-    counts = []
-    for step in range(10):
-        looked: list[int] = []
-        sampler.update(lambda positions: (looked.append(len(positions)), thin(positions))[1], step)  # noqa: B023
-        counts.append(sum(looked))
-    assert counts == [512, 0, 0, 0, 512, 0, 0, 0, 128 + 64, 0]
-
-
 @pytest.mark.parametrize("kind", list(SIDES))
 def test_cells_that_no_camera_sees_are_never_occupied(kind: str):
     """Nor in a model that is read from a file."""
