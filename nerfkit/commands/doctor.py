@@ -119,8 +119,7 @@ def _trains(device: str) -> str | None:
     try:
         renderer = Renderer(config).to(device)
         rays = Rays(torch.zeros(4, 3, device=device), torch.eye(3, device=device)[[0, 1, 2, 0]])
-        rendering = renderer(rays, torch.ones(3, device=device))
-        rendering.color.sum().backward()
+        renderer(rays, torch.ones(3, device=device)).color.sum().backward()
     except (RuntimeError, ValueError, TypeError) as error:
         return str(error)
     return None

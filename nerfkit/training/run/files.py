@@ -43,12 +43,6 @@ OTHER_SCORES = {  # where training views had a light or pose of their own: what 
 T = TypeVar("T")
 
 
-class _Head(msgspec.Struct):
-    """What scene.json says first."""
-
-    format: Any = None
-
-
 def check_is_run(folder: Path) -> None:
     """Raise RunError for a folder that holds no run, or one of another format than `RUN_FORMAT`."""
     if not exists(folder):
@@ -56,7 +50,7 @@ def check_is_run(folder: Path) -> None:
     for name in (CONFIG, SCENE):
         if not exists(folder / name):
             raise RunError(f"'{printable(folder)}' is no run: it has no {name}; give a folder that nerfkit train wrote")
-    found = read_scene_as(_Head, folder).format
+    found = read_scene_as(dict[str, Any], folder).get("format")
     if found != RUN_FORMAT:
         raise RunError(
             f"{printable(folder)} has {'no run format' if found is None else f'run format {printable(str(found))}'}; "
