@@ -30,8 +30,6 @@ STEPS = 6
 
 
 class DoubleRenderer(Renderer):
-    """Everything in float64."""
-
     def forward(self, rays, background, jitter=None, capacity=None):
         rays = rays._replace(origins=rays.origins.double(), directions=rays.directions.double())
         return super().forward(rays, background.double(), jitter.double(), capacity)

@@ -31,13 +31,11 @@ def built(kind: str, side: float, values: dict) -> OccupancySampler:
 
 
 def sampler_of(kind: str = "contracted", **options) -> OccupancySampler:
-    """Of a place around the origin."""
     values = {"step_size": 0.05, "cone_angle": 0.05, "near": 0.1, "far": 100.0, "occupancy_resolution": 16} | options
     return built(kind, SIDES[kind], values)
 
 
 def cube_sampler(**options) -> OccupancySampler:
-    """In a box from -1 to 1."""
     return built("box", 1.0, {"step_size": 0.1, "occupancy_resolution": 8} | options)
 
 
@@ -90,7 +88,6 @@ def test_no_samples_nearer_than_near_and_farther_than_far():
 
 
 def test_thin_samples_are_rendered_in_the_warm_up_alone():
-    """Every other pair of samples has an opacity of 0.005, in cells that are occupied."""
     sampler = cube_sampler(alpha_threshold=0.01, update_every=4, warmup_steps=8)
 
     def density_fn(positions: Tensor) -> Tensor:

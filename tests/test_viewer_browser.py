@@ -82,13 +82,11 @@ def client(viewer, page):
 
 
 def requested(viewer):
-    """What the one browser sees."""
     (client,) = viewer.engine.clients.values()
     return client.request.camera
 
 
 def rest(viewer) -> None:
-    """Wait until the last image is there."""
     wait_for(lambda: viewer.engine.clients and all(c.stage > 2 for c in viewer.engine.clients.values()))
 
 

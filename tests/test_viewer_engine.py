@@ -30,8 +30,6 @@ class Drawn(NamedTuple):
 
 
 class World:
-    """A clock, a renderer that takes time, and what was delivered."""
-
     def __init__(self, per_ray: float = 1e-6, overhead: float = 0.0, per_chunk: float = 0.0):
         self.now, self.per_ray, self.overhead, self.per_chunk = 0.0, per_ray, overhead, per_chunk
         self.drawn, self.chunks, self.told = [], [], []
@@ -46,7 +44,6 @@ class World:
         self.engine.request(client, Request(camera, size, Look()))
 
     def run(self, seconds: float) -> None:
-        """Work, or let time pass where there is nothing to do."""
         end = self.now + seconds
         while self.now < end:
             if not self.engine.step():

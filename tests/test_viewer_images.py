@@ -206,7 +206,6 @@ def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photos(shown):
 
 
 def test_photos_are_cut_out_as_they_are_trained(tmp_path):
-    """From files as from memory."""
     images = capture_in(tmp_path, [PINHOLE] * 2).images
     masks_in(tmp_path, LEFT)
     poses = torch.tensor(np.stack([image.camera_to_world for image in images]), dtype=torch.float32)
