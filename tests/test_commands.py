@@ -148,7 +148,6 @@ def test_scores_on_another_scene_are_kept_apart(options, run, tmp_path):
 
 
 def test_a_model_that_gives_no_numbers_scores_nothing(run):
-    """And leaves the scores that there are."""
     tensors, state = checkpoint.load(run)
     tensors["model.decoder.color_net.packed"][:] = float("nan")
     checkpoint.save(RunFolder.existing(run), tensors, state)

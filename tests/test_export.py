@@ -79,7 +79,6 @@ LENSES = {  # parameters of a model, and the formats that hold it
 
 
 def capture_with(lens: Lens, folder: Path) -> Capture:
-    """Four images in a folder, and three points."""
     poses = frame().to_input(cameras(4).camera_to_world.double().numpy())
     images = []
     for index, pose in enumerate(poses):

@@ -177,7 +177,6 @@ def test_glb_far_from_the_origin_has_its_place_in_a_node(tmp_path):
 
 @pytest.mark.parametrize("of", ["files", "model"])
 def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
-    """The upper half of the ball, in either frame."""
     run = write_run(tmp_path / "run")
     low = (frame().to_input(CENTER) if of == "files" else CENTER) - [9, 9, 0]
     high = low + 18
