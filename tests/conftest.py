@@ -54,7 +54,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = runs.count(False)
     share = os.environ.get("TEST_SHARE")
     if share:
-        k, n = map(int, share.split("/"))
+        k, _, n = share.partition("/")
+        if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+            raise pytest.UsageError(f"TEST_SHARE must be k/n with 1 <= k <= n, got {share!r}")
+        k, n = int(k), int(n)
         config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % n != k - 1])
         items[:] = items[k - 1 :: n]
 
