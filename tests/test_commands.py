@@ -243,6 +243,7 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
         ("render", (tmp_path,), (tmp_path, "config.toml")),
         ("train", ("--out", tmp_path / "new"), ("nerfkit train FOLDER",)),
         ("train", (*few, "--eval.split", "val"), ("eval.split", "val", "train", "test")),
+        ("view", (run, "--viewer.port", 70000), ("--viewer.port", "65535", "70000")),
         ("export", ("run",), ("after the run folder", "mesh")),
         ("export", (run, "splat"), ("'splat'", "did you mean splats?")),
     ):
