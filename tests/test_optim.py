@@ -88,7 +88,6 @@ def test_the_optimiser_takes_the_rate_of_the_schedule(small_config):
 
 @pytest.mark.parametrize("optimizer, stands_still", [("adam", False), ("lazy_adam", True)])
 def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands_still: bool):
-    """Without gradients Adam goes on by its old moments, the lazy one stands still."""
     small_config.trainer.optimizer = optimizer
     trainer = trained(small_config, 1)
     table = trainer.model.grid.table
@@ -99,7 +98,6 @@ def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands
 
 
 def test_how_the_rate_falls(small_config):
-    """At the start of the schedule, after a quarter and a half of it, and at its end."""
     settings = small_config.trainer
     settings.learning_rate, settings.final_learning_rate = 0.1, 0.001
     found = [learning_rate(settings, 100, progress) for progress in (0.0, 0.25, 0.5, 1.0, 1.7)]
@@ -108,7 +106,6 @@ def test_how_the_rate_falls(small_config):
 
 @pytest.mark.parametrize("steps, warmup", [(10**6, 100), (1000, 100), (100, 10), (3, 1)])
 def test_how_the_rate_rises(small_config, steps: int, warmup: int):
-    """In a hundred steps, of a short training in a tenth."""
     small_config.trainer.steps, rate = steps, small_config.trainer.learning_rate
     risen = [learning_rate(small_config.trainer, step, 0.0) / rate for step in (0, warmup - 1, warmup)]
     assert risen == pytest.approx([1 / warmup, 1, 1])

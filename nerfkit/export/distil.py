@@ -50,7 +50,6 @@ def distilled(run: Run, megabytes: float, seconds: float) -> Run:
 
 
 def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
-    """The options of a student."""
     config, on = deepcopy(run.config), run.device.type
     coarsest, finest = RESOLUTIONS[0], min(RESOLUTIONS[1], config.model.max_resolution)
     growth = (finest / coarsest) ** (1 / (LEVELS - 1))
@@ -62,13 +61,10 @@ def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
     log2 = max(filter(fits, range(10, 20)), default=10)
     config.model = ModelConfig("field", "", {}, LEVELS, FEATURES, log2, coarsest, finest, WIDTH, True, True)
     config.data = replace(config.data, appearance="none", pose_optimization=False)
-    config.sampling = replace(
-        config.sampling,
-        step_size=COARSER * config.sampling.step_size,
-        cone_angle=min(COARSER * config.sampling.cone_angle, 1.0),
-        occupancy_resolution=min(OCCUPANCY, config.sampling.occupancy_resolution),
-        alpha_threshold=max(0.005, config.sampling.alpha_threshold),
-    )
+    sampling = config.sampling
+    sampling.step_size, sampling.cone_angle = COARSER * sampling.step_size, min(COARSER * sampling.cone_angle, 1.0)
+    sampling.occupancy_resolution = min(OCCUPANCY, sampling.occupancy_resolution)
+    sampling.alpha_threshold = max(0.005, sampling.alpha_threshold)
     config.trainer = replace(
         config.trainer, steps=UNLIMITED, max_seconds=seconds, samples_per_step=SAMPLES[on], optimizer="adam",
         learning_rate=0.02, final_learning_rate=0.001, loss="", save_every=0, depth=0.0,
