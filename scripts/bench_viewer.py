@@ -11,6 +11,7 @@ after it. After the camera stops, the time to the first full image counts.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import multiprocessing
@@ -191,6 +192,8 @@ def stopping(browser: FakeBrowser, circle: Circle, stops: int) -> dict[str, Any]
 
 def look(address: str, circle: Circle, options: BenchOptions, looks: Connection) -> None:
     """A browser's life, in a process of its own: it would take Python's lock from the thread that renders."""
+    for module in ("imageio.v3", "msgspec", "viser", "websockets.sync.client", "zstandard", "nerfkit.viewer.frames"):
+        importlib.import_module(module)  # no browser waits for these
     began = time.perf_counter()
     browser = FakeBrowser(address, options.size)
     circle.send(browser, 0.0)

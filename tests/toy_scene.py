@@ -122,6 +122,7 @@ def small_options(scene: Path) -> config_module.ResolvedConfig:
     config.model.mlp_width = 16
     config.sampling.step_size, config.sampling.occupancy_resolution, config.sampling.alpha_threshold = 0.04, 24, 0.01
     config.trainer.steps, config.trainer.samples_per_step, config.trainer.learning_rate = 60, 4096, 0.03
+    config.trainer.weight_decay = 0.0
     config.trainer.save_every, config.trainer.distortion = 0, 0.0
     return config.resolved()
 
@@ -134,6 +135,7 @@ def write_options(folder: Path) -> Path:
     config.model.mlp_width = 16
     config.sampling.step_size, config.sampling.occupancy_resolution = 0.08, 8
     config.trainer.steps, config.trainer.samples_per_step, config.trainer.learning_rate = STEPS, 1024, 0.03
+    config.trainer.weight_decay = 0.0
     config.eval.comparison_images = 1
     config_module.dump(config, folder / "options.toml")
     return folder / "options.toml"
