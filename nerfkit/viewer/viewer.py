@@ -49,7 +49,8 @@ class Viewer:
         self._told: set[str] = set()  # errors
         self._set_limits(trains=False)
         keep_limits(page.server.gui)
-        page.entitle(f"{scene.folder.path.resolve().name}, {scene.name}: nerfkit")
+        names = dict.fromkeys((scene.folder.path.resolve().name, scene.name))  # once where they are the same
+        page.entitle(f"{', '.join(names)}: nerfkit")
         self.state = State(scene, self.engine, self.later)
         self.sessions = self.state.sessions  # of clients
         self.panels = Panels(page.server, self.state)
