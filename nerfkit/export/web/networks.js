@@ -19,38 +19,32 @@ function entries({ values, shape: [rows, columns] }) {
 
 // Statements that put a layer of some inputs into groups of an output: `inputs` are [name, width] side by side, of the
 // output are `rows` from number `first` on. `start` is what is added, by group; the layer's bias otherwise. `cut`
-// gives 0 for what is below. Indices are constants everywhere: in a loop, arrays would be in memory, and slow.
+// gives 0 for what is below. Indices are constants everywhere: in a loop, arrays would be in memory, and slow. Each
+// value is one long sum: of a product with a matrix, a browser that draws on the CPU would keep every part in memory.
 function product(layer, inputs, output, { first = 0, rows = layer.shape[0], start = null, cut = false } = {}) {
-  const at = entries(layer), bias = layer.shape[1] - 1, four = [0, 1, 2, 3], lines = [];
-  const inside = (row, column) => (row < rows ? at(first + row, column) : 0);
-  for (const [name, width] of inputs) lines.push(...indices(width).map((c) => `  vec4 ${name}${c} = ${name}[${c}];`));
-  for (const r of indices(rows)) {
-    const terms = [start ? `${start}[${r}]` : vector(four.map((i) => inside(4 * r + i, bias)))];
-    let before = 0;
-    for (const [name, width] of inputs) {
-      for (const c of indices(width)) {
-        const entry = (i, j) => (4 * c + j < width ? inside(4 * r + i, before + 4 * c + j) : 0);
-        const columns = four.map((j) => four.map((i) => entry(i, j)));
-        if (columns.flat().some((value) => value !== 0))
-          terms.push(`mat4(${columns.map(vector).join(",")}) * ${name}${c}`);
-      }
-      before += width;
-    }
-    const sum = terms.join("\n    + ");
-    lines.push(`  ${output}[${r}] = ${cut ? `max(${sum}, 0.0)` : sum};`);
-  }
-  return `  {\n${lines.join("\n")}\n  }`;
+  const at = entries(layer), bias = layer.shape[1] - 1, part = (i) => `[${i >> 2}].${"xyzw"[i & 3]}`;
+  const values = inputs.flatMap(([name, width]) => [...Array(width).keys()].map((i) => name + part(i)));
+  const sum = (row) => {
+    if (row >= rows) return "0.0";
+    const weights = values.map((value, i) => [at(first + row, i), value]).filter(([weight]) => weight !== 0);
+    const terms = weights.map(([weight, value]) => `${literal(weight)} * ${value}`);
+    return [start ? start + part(row) : literal(at(first + row, bias)), ...terms].join(" + ");
+  };
+  return indices(rows).map((r) => {
+    const four = `vec4(${[0, 1, 2, 3].map((i) => sum(4 * r + i)).join(",\n    ")})`;
+    return `  ${output}[${r}] = ${cut ? `max(${four}, 0.0)` : four};`;
+  }).join("\n");
 }
 
 // Every level's features, those of fewer than four side by side in one group.
 function featuresOf(scene, width) {
-  const lines = scene.levels.map(({ cells, first, hashed }, level) => {
-    const channel = level * width, parts = "xyzw".slice(channel % 4, (channel % 4) + width);
-    const call = `${hashed ? "hashed" : "dense"}_level(p, ${cells}, ${first})`;
-    return `  f[${channel >> 2}].${parts} = ${call}.${"xyzw".slice(0, width)};`;
+  const calls = scene.levels.map(({ cells, first, hashed }) =>
+    `${hashed ? "hashed" : "dense"}_level(p, ${cells}, ${first}).${"xyzw".slice(0, width)}`);
+  const lines = indices(calls.length * width).map((group) => {
+    const parts = calls.slice((4 / width) * group, (4 / width) * (group + 1));
+    return `  f[${group}] = vec4(${[...parts, ...Array(4 - parts.length * width).fill("0.0")].join(", ")});`;
   });
   return `void features(vec3 p, out vec4 f[CHANNELS]) {
-  f = NO_FEATURES;
 ${lines.join("\n")}
 }`;
 }
@@ -66,13 +60,15 @@ ${lines.join("\n")}
 }`;
 }
 
-// The LLTM. Where tanh has no more to tell, it is cut off: some drivers give NaN for large values.
+// The LLTM. Its tanh is written out, of a value that is cut off where that has no more to tell: with infinite parts it
+// would be NaN.
 function stepOf(gates, channels, units) {
   const inputs = [["before", units], ["encoded", channels]];
   const gate = (number, name) => product(gates, inputs, name, { first: number * units, rows: units });
   return `void pass_gates(vec4 i, vec4 o, vec4 g, out vec4 state, inout vec4 cell) {
-  cell += mix(exp(min(g, 0.0)) - 1.0, g, greaterThan(g, vec4(0.0))) / (1.0 + exp(-i));
-  state = tanh(clamp(cell, -10.0, 10.0)) / (1.0 + exp(-o));
+  cell += (max(g, 0.0) + exp(min(g, 0.0)) - 1.0) / (1.0 + exp(-i));
+  vec4 e = exp(-2.0 * clamp(cell, -10.0, 10.0));
+  state = (1.0 - e) / ((1.0 + e) * (1.0 + exp(-o)));
 }
 
 void step_along(vec4 encoded[CHANNELS], inout vec4 state[STATE], inout vec4 cell[STATE]) {
@@ -90,8 +86,8 @@ function colorOf(arrays, hidden, channels, units, encoded) {
   if (units) inputs.push(["state", units]);
   const layers = Object.keys(arrays).filter((name) => name.startsWith("color_"));
   const alongRay = units ? ", vec4 state[STATE]" : "";
-  const parameters = `vec4 direction[HIDDEN], vec4 hidden[HIDDEN], vec4 encoded[CHANNELS]${alongRay}`;
-  const lines = ["  vec4 x[HIDDEN], y[HIDDEN];", product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
+  const parameters = `vec4 direction[HIDDEN], vec4 f[CHANNELS], vec4 encoded[CHANNELS]${alongRay}`;
+  const lines = ["  vec4 hidden[HIDDEN], x[HIDDEN], y[HIDDEN];", "  density_layer(f, hidden);", product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
   layers.forEach((name, n) => {
     lines.push(product(arrays[name], [["x", hidden]], "y", { cut: n < layers.length - 1 }), "  x = y;");
   });
