@@ -19,20 +19,26 @@ function entries({ values, shape: [rows, columns] }) {
 
 // Statements that put a layer of some inputs into groups of an output: `inputs` are [name, width] side by side, of the
 // output are `rows` from number `first` on. `start` is what is added, by group; the layer's bias otherwise. `cut`
-// gives 0 for what is below. Indices are constants everywhere: in a loop, arrays would be in memory, and slow. Each
-// value is one long sum: of a product with a matrix, a browser that draws on the CPU would keep every part in memory.
+// gives 0 for what is below. Indices are constants everywhere: in a loop, arrays would be in memory, and slow. Row by
+// row: of a product with a matrix, a browser that draws on the CPU would keep every part in memory.
 function product(layer, inputs, output, { first = 0, rows = layer.shape[0], start = null, cut = false } = {}) {
-  const at = entries(layer), bias = layer.shape[1] - 1, part = (i) => `[${i >> 2}].${"xyzw"[i & 3]}`;
-  const values = inputs.flatMap(([name, width]) => [...Array(width).keys()].map((i) => name + part(i)));
-  const sum = (row) => {
+  const at = entries(layer), bias = layer.shape[1] - 1, four = [0, 1, 2, 3];
+  const sum = (row, begin) => {
     if (row >= rows) return "0.0";
-    const weights = values.map((value, i) => [at(first + row, i), value]).filter(([weight]) => weight !== 0);
-    const terms = weights.map(([weight, value]) => `${literal(weight)} * ${value}`);
-    return [start ? start + part(row) : literal(at(first + row, bias)), ...terms].join(" + ");
+    const terms = [begin || literal(at(first + row, bias))];
+    let before = 0;
+    for (const [name, width] of inputs) {
+      for (const c of indices(width)) {
+        const weights = four.map((i) => (4 * c + i < width ? at(first + row, before + 4 * c + i) : 0));
+        if (weights.some((weight) => weight !== 0)) terms.push(`dot(${vector(weights)}, ${name}[${c}])`);
+      }
+      before += width;
+    }
+    return terms.join(" + ");
   };
   return indices(rows).map((r) => {
-    const four = `vec4(${[0, 1, 2, 3].map((i) => sum(4 * r + i)).join(",\n    ")})`;
-    return `  ${output}[${r}] = ${cut ? `max(${four}, 0.0)` : four};`;
+    const sums = `vec4(${four.map((i) => sum(4 * r + i, start && `${start}[${r}].${"xyzw"[i]}`)).join(",\n    ")})`;
+    return `  ${output}[${r}] = ${cut ? `max(${sums}, 0.0)` : sums};`;
   }).join("\n");
 }
 
