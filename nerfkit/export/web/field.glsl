@@ -12,8 +12,13 @@ out vec4 pixel;
 
 const float MOST_THICKNESS = 50.0;
 
+// Where value number `i` of a long row is. A browser that draws on the CPU shifts one number at a time: it divides.
+ivec2 place_of(int i) {
+  return ivec2(i & (TABLE_WIDTH - 1), int(float(i) * (1.0 / float(TABLE_WIDTH))));
+}
+
 vec4 entry(int row) {
-  return texelFetch(table, ivec2(row & (TABLE_WIDTH - 1), row >> TABLE_BITS), 0);
+  return texelFetch(table, place_of(row), 0);
 }
 
 // Of a level with so many cells a side, whose first row is known; `p` in [0, 1].
@@ -63,7 +68,7 @@ int cells_left(vec3 place) {
 uniform highp sampler2D edges;  // distances at which intervals end
 
 float edge(int k) {
-  return texelFetch(edges, ivec2(k & (TABLE_WIDTH - 1), k >> TABLE_BITS), 0).r;
+  return texelFetch(edges, place_of(k), 0).r;
 }
 
 struct Ray {

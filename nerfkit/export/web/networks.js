@@ -2,7 +2,7 @@
 // The part of the shader that differs from scene to scene: sizes, and networks whose weights are literals.
 // Values go through it in groups of four; what a layer lacks to whole groups is 0.
 
-const TABLE_BITS = 11, TABLE_WIDTH = 1 << TABLE_BITS;
+const TABLE_WIDTH = 2048;
 const groups = (count) => Math.ceil(count / 4), indices = (count) => [...Array(groups(count)).keys()];
 
 function literal(value) {
@@ -116,7 +116,7 @@ function fragmentShader(scene, arrays, template) {
   const corner = (values) => `vec3(${values.map(literal).join(",")})`;
   const [low, high] = scene.box;
   const sizes = {
-    TABLE_BITS, TABLE_WIDTH, MAX_ENTRIES: scene.max_entries, HIDDEN: groups(hidden), CHANNELS: groups(channels),
+    TABLE_WIDTH, MAX_ENTRIES: scene.max_entries, HIDDEN: groups(hidden), CHANNELS: groups(channels),
     CELLS: `ivec3(${arrays.distances.shape.join(",")})`, LOW: corner(low), HIGH: corner(high),
     STEP: literal(scene.step_size), NEAR: literal(scene.near), FAR: literal(scene.far), CONE: literal(scene.cone_angle),
     THRESHOLD: literal(scene.threshold), MOST_PASSED: literal(-Math.log(scene.least_transmittance)),

@@ -182,4 +182,4 @@ class Drawing {
 }
 
 const FEWEST_PIXELS = 2 ** 13;  // at a time: with fewer, most of the time is none of theirs
-const FRAME_MILLISECONDS = 80, WHOLE_MILLISECONDS = 250, STILL_MILLISECONDS = 150;
+const FRAME_MILLISECONDS = 80, WHOLE_MILLISECONDS = 330, STILL_MILLISECONDS = 150;
