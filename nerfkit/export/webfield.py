@@ -34,7 +34,7 @@ from nerfkit.version import __version__
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("bytes.js", "networks.js", "picture.js", "camera.js", "page.js")  # later ones use earlier ones
-MIDDLE, LARGEST = 127, 255  # of an entry in 8 bits: the table's own range, on each level and channel
+LARGEST = 127  # of an entry in 8 bits: the table's own range, on each level and channel
 MOST_HIDDEN = 32  # units: shaders with more take seconds to compile, and a second a frame where the CPU draws
 MOST_CHANNELS = 32
 MOST_CELLS, MOST_ROWS = 256, 2**22  # of a 3D texture a side, of a table 2048 wide: what every browser has
@@ -63,19 +63,19 @@ def why_not(model: Model) -> str | None:
 
 
 def in_8_bits(grid: FeatureGrid) -> tuple[Tensor, Tensor]:
-    """The table [T, F] as uint8, of which MIDDLE is 0, and what one step is worth on each level and channel [L, F]."""
+    """The table [T, F] as int8, and what one step is worth on each level and channel [L, F]."""
     rows = [level_entries(n, grid.max_entries) for n in grid.resolutions]
     levels = grid.table.detach().cpu().split(rows)
-    steps = torch.stack([level.abs().amax(0).clamp(min=1e-30) / MIDDLE for level in levels])  # [L, F]
-    table = torch.cat([(level / step).round() + MIDDLE for level, step in zip(levels, steps, strict=True)])
-    return table.to(torch.uint8), steps
+    steps = torch.stack([level.abs().amax(0).clamp(min=1e-30) / LARGEST for level in levels])  # [L, F]
+    table = torch.cat([(level / step).round() for level, step in zip(levels, steps, strict=True)])
+    return table.to(torch.int8), steps
 
 
 def as_shown(model: Renderer) -> Renderer:
     """A copy of the model with the table that a page has."""
     shown, (table, steps) = copy.deepcopy(model), in_8_bits(model.grid)
     rows = torch.tensor([level_entries(n, model.grid.max_entries) for n in model.grid.resolutions])
-    shown.grid.table.data = ((table.float() - MIDDLE) * steps.repeat_interleave(rows, dim=0)).to(model.grid.table)
+    shown.grid.table.data = (table * steps.repeat_interleave(rows, dim=0)).to(model.grid.table)
     return shown
 
 
@@ -93,8 +93,7 @@ def distances(occupancy: Tensor) -> Tensor:
 def networks(model: Renderer) -> dict[str, Tensor]:
     """The model's layers for the shader, [rows, columns + 1] each, in the last column the bias.
 
-    The table's steps are in the layers that read it, for the shader reads values from 0 to 1, and what the density
-    network ends with in those that read that.
+    The table's steps are in the layers that read it, and what the density network ends with in those that read that.
     """
     grid, decoder = model.grid, model.decoder
     steps = in_8_bits(grid)[1].flatten()  # [C]
@@ -105,11 +104,10 @@ def networks(model: Renderer) -> dict[str, Tensor]:
     if model.encoder is not None:
         weight = model.encoder.weight + model.encoder.identity_tap.to(model.encoder.weight)
         taps, tap_bias = weight.cpu(), model.encoder.bias[:, None].cpu()
-    taps = taps * steps[:, None]
     found = {
-        "density": _layer(first.cpu() * steps * LARGEST, first_bias.cpu() - MIDDLE * first.cpu() @ steps),
+        "density": _layer(first.cpu() * steps, first_bias),
         "log_density": _layer(second[:1], second_bias[:1] + decoder.density_bias),
-        "convolution": torch.cat([taps * LARGEST, tap_bias - MIDDLE * taps.sum(1, keepdim=True)], dim=1),  # [C, 4]
+        "convolution": torch.cat([taps * steps[:, None], tap_bias], dim=1),  # [C, 4]
         "direction": _layer(of_direction, mixed_bias + of_geometry @ second_bias),
         "mixed": torch.cat([of_geometry @ second, *of_context], dim=1),
     }
@@ -153,7 +151,6 @@ def page(model: Renderer, about: dict[str, Any]) -> bytes:
         "threshold": sampler.threshold.item(),
         "least_transmittance": sampler.early_stop_transmittance,
         "levels": levels,
-        "no_feature": MIDDLE / LARGEST,
         "max_entries": grid.max_entries,
         "encoded": model.encoder is not None,  # whether colors see what the convolution gives
         "arrays": {name: [values.dtype.str[1:], list(values.shape)] for name, values in arrays.items()},

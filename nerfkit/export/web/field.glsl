@@ -3,7 +3,7 @@
 // What is written in capitals, and the networks, networks.js puts before this.
 
 uniform highp usampler3D distances;  // [X, Y, Z] cells to the next occupied one
-uniform highp sampler2D table;  // 8-bit entries, in [0, 1]
+uniform highp isampler2D table;  // 8-bit entries, in steps of their level and channel
 uniform vec3 eye;
 uniform mat3 turn;  // from the camera's axes to the scene's: x right, y up, it looks down -z
 uniform vec3 lens;  // middle of the image and focal length [pixels]
@@ -18,7 +18,7 @@ ivec2 place_of(int i) {
 }
 
 vec4 entry(int row) {
-  return texelFetch(table, place_of(row), 0);
+  return vec4(texelFetch(table, place_of(row), 0));
 }
 
 // Of a level with so many cells a side, whose first row is known; `p` in [0, 1].

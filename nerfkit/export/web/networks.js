@@ -122,7 +122,7 @@ function fragmentShader(scene, arrays, template) {
     THRESHOLD: literal(scene.threshold), MOST_PASSED: literal(-Math.log(scene.least_transmittance)),
   };
   const all = (count, value) => `vec4[](${indices(count).map(() => `vec4(${literal(value)})`).join(",")})`;
-  sizes.NO_FEATURES = all(channels, scene.no_feature);
+  sizes.NO_FEATURES = all(channels, 0);
   if (units) Object.assign(sizes, { STATE: groups(units), NO_STATE: all(units, 0) });
   if (scene.kind === "contracted") Object.assign(sizes, { CONTRACTED: "", INTERVALS: arrays.edges.shape[0] - 2 });
   const layer = (name, from, inputs, to, output, array) => `void ${name}(vec4 ${from}, out vec4 ${to}) {

@@ -37,8 +37,8 @@ class Picture {
     gl.useProgram(this.program);
     this.place = (name) => gl.getUniformLocation(this.program, name);
     const { table, distances, edges } = this.arrays, [x, y, z] = distances.shape;
-    const entries = { 1: [gl.R8, gl.RED], 2: [gl.RG8, gl.RG], 4: [gl.RGBA8, gl.RGBA] };
-    this.rows("table", 0, table.values, table.shape[1], ...entries[table.shape[1]], gl.UNSIGNED_BYTE);
+    const entries = { 1: [gl.R8I, gl.RED_INTEGER], 2: [gl.RG8I, gl.RG_INTEGER], 4: [gl.RGBA8I, gl.RGBA_INTEGER] };
+    this.rows("table", 0, table.values, table.shape[1], ...entries[table.shape[1]], gl.BYTE);
     this.texture("distances", 1, gl.TEXTURE_3D, () =>
       gl.texImage3D(gl.TEXTURE_3D, 0, gl.R8UI, z, y, x, 0, gl.RED_INTEGER, gl.UNSIGNED_BYTE, distances.values));
     if (edges) this.rows("edges", 2, edges.values, 1, gl.R32F, gl.RED, gl.FLOAT);
