@@ -28,6 +28,7 @@ from nerfkit.model.base import Model
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.sampling import BoxSampler, ContractedSampler
 from nerfkit.model.stages import Decoder, FeatureGrid, RayAggregator, RayEncoder
+from nerfkit.ops import spherical_harmonics
 from nerfkit.ops.grid_encode import level_entries
 from nerfkit.rendering.paths import look_at
 from nerfkit.version import __version__
@@ -39,6 +40,7 @@ MOST_HIDDEN = 32  # units: shaders with more take seconds to compile, and a seco
 MOST_CHANNELS = 32
 MOST_CELLS, MOST_ROWS = 256, 2**22  # of a 3D texture a side, of a table 2048 wide: what every browser has
 MOST_SKIPPED = 15  # cells at once
+LOOKED_ALONG, AT_A_TIME = 2**17, 2**13  # rays, to find the units that are never above 0
 
 
 def why_not(model: Model) -> str | None:
@@ -90,22 +92,50 @@ def distances(occupancy: Tensor) -> Tensor:
     return far[0, 0].to(torch.uint8)
 
 
-def networks(model: Renderer) -> dict[str, Tensor]:
+def awake(model: Renderer, cameras: Cameras) -> list[Tensor]:
+    """Which units of each hidden layer are above 0 anywhere along rays of cameras [H] bool, and the first of each."""
+    generator, found = torch.Generator().manual_seed(0), []
+    view = torch.randint(len(cameras), (LOOKED_ALONG,), generator=generator)
+    pixel = (torch.rand(LOOKED_ALONG, 2, generator=generator) * torch.tensor(cameras.sizes())[view]).long()
+    cameras = cameras.to(model.grid.table.device)
+    for part in torch.cat([view[:, None], pixel], dim=1).to(model.grid.table.device).split(AT_A_TIME):
+        rays = cameras.rays(*part.unbind(1))
+        samples = model.sampler(rays, model.density)
+        features = model.grid(samples.positions)
+        inputs = [model.decoder.log_density(features)[1]]
+        inputs.append(spherical_harmonics(rays.directions, samples.ray_index, features.dtype))
+        encoded = model.encoder(features, samples.ray_offsets) if model.encoder else features
+        inputs += [encoded] if model.encoder else []
+        inputs += [model.aggregator(encoded, samples.ray_offsets)] if model.aggregator else []
+        hidden = [F.linear(features, *model.decoder.density_net.layers()[0]).relu()]
+        x = torch.cat(inputs, dim=1)
+        for layer in model.decoder.color_net.layers()[:-1]:
+            x = F.linear(x, *layer).relu()
+            hidden.append(x)
+        found.append(torch.stack([(x > 0).any(0) for x in hidden]))
+    units = torch.stack(found).any(0).cpu()  # [layers, H]
+    units[:, 0] = True
+    return list(units)
+
+
+def networks(model: Renderer, units: list[Tensor]) -> dict[str, Tensor]:
     """The model's layers for the shader, [rows, columns + 1] each, in the last column the bias.
 
     The table's steps are in the layers that read it, and what the density network ends with in those that read that.
+    Of hidden layers it has the `units` [H] bool.
     """
     grid, decoder = model.grid, model.decoder
     steps = in_8_bits(grid)[1].flatten()  # [C]
-    (first, first_bias), (second, second_bias) = decoder.density_net.layers()
-    (mixed, mixed_bias), *others = decoder.color_net.layers()
+    of_density, *of_color = units
+    (first, first_bias), (second, second_bias) = _kept(decoder.density_net.layers(), [of_density])
+    (mixed, mixed_bias), *others = _kept(decoder.color_net.layers(), of_color)
     of_geometry, of_direction, *of_context = mixed.split(decoder.color_inputs, dim=1)
     taps, tap_bias = torch.eye(3)[1].repeat(len(steps), 1), torch.zeros(len(steps), 1)
     if model.encoder is not None:
         weight = model.encoder.weight + model.encoder.identity_tap.to(model.encoder.weight)
         taps, tap_bias = weight.cpu(), model.encoder.bias[:, None].cpu()
     found = {
-        "density": _layer(first.cpu() * steps, first_bias),
+        "density": _layer(first * steps, first_bias),
         "log_density": _layer(second[:1], second_bias[:1] + decoder.density_bias),
         "convolution": torch.cat([taps * steps[:, None], tap_bias], dim=1),  # [C, 4]
         "direction": _layer(of_direction, mixed_bias + of_geometry @ second_bias),
@@ -113,12 +143,18 @@ def networks(model: Renderer) -> dict[str, Tensor]:
     }
     found |= {f"color_{number}": _layer(*layer) for number, layer in enumerate(others)}
     if model.aggregator is not None:
-        found["gates"] = _layer(model.aggregator.weight, model.aggregator.bias)
-    return {name: values.detach().cpu().float() for name, values in found.items()}
+        found["gates"] = _layer(model.aggregator.weight.cpu(), model.aggregator.bias.cpu())
+    return {name: values.detach().float() for name, values in found.items()}
+
+
+def _kept(layers: list[tuple[Tensor, Tensor]], units: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Layers with these units alone between them."""
+    columns, rows = [slice(None), *units], [*units, slice(None)]
+    return [(w.cpu()[r][:, c], b.cpu()[r]) for (w, b), c, r in zip(layers, columns, rows, strict=True)]
 
 
 def _layer(weight: Tensor, bias: Tensor) -> Tensor:
-    return torch.cat([weight.cpu(), bias.cpu()[:, None]], dim=1)
+    return torch.cat([weight, bias[:, None]], dim=1)
 
 
 def start_view(cameras: Cameras, up: Sequence[float], box: Sequence[float]) -> dict[str, Any]:
@@ -132,10 +168,12 @@ def start_view(cameras: Cameras, up: Sequence[float], box: Sequence[float]) -> d
     return {"eye": eye.tolist(), "axes": axes.tolist(), "fov": fov, "target": target.tolist()}
 
 
-def page(model: Renderer, about: dict[str, Any]) -> bytes:
-    """The page that shows a model, with what there is to say of its scene: name, up, background, view, crop, metres."""
+@torch.no_grad()
+def page(model: Renderer, cameras: Cameras, about: dict[str, Any]) -> bytes:
+    """The page that shows a model as well as `cameras` see it, with what there is to say of its scene: name, up,
+    background, view, crop, metres."""
     config, sampler, grid = model.config, model.sampler, model.grid
-    layers, first, levels = networks(model), 0, []
+    layers, first, levels = networks(model, awake(as_shown(model), cameras)), 0, []
     for cells in grid.resolutions:
         levels.append({"cells": cells, "first": first, "hashed": (cells + 1) ** 3 > grid.max_entries})
         first += level_entries(cells, grid.max_entries)

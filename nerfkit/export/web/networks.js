@@ -93,9 +93,10 @@ function colorOf(arrays, hidden, channels, units, encoded) {
   const layers = Object.keys(arrays).filter((name) => name.startsWith("color_"));
   const alongRay = units ? ", vec4 state[STATE]" : "";
   const parameters = `vec4 direction[HIDDEN], vec4 f[CHANNELS], vec4 encoded[CHANNELS]${alongRay}`;
-  const lines = ["  vec4 hidden[HIDDEN], x[HIDDEN], y[HIDDEN];", "  density_layer(f, hidden);", product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
+  const lines = ["  vec4 hidden[HIDDEN], x[HIDDEN], y[HIDDEN];", "  density_layer(f, hidden);",
+    product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
   layers.forEach((name, n) => {
-    lines.push(product(arrays[name], [["x", hidden]], "y", { cut: n < layers.length - 1 }), "  x = y;");
+    lines.push(product(arrays[name], [["x", arrays[name].shape[1] - 1]], "y", { cut: n < layers.length - 1 }), "  x = y;");
   });
   return `vec3 color_of(${parameters}) {
 ${lines.join("\n")}
@@ -112,11 +113,12 @@ function croppedOf(crop) {
 
 function fragmentShader(scene, arrays, template) {
   const hidden = arrays.density.shape[0], channels = arrays.convolution.shape[0];
+  const widest = Math.max(hidden, arrays.mixed.shape[0], arrays.color_0.shape[0]);
   const units = arrays.gates ? arrays.gates.shape[0] / 3 : 0;
   const corner = (values) => `vec3(${values.map(literal).join(",")})`;
   const [low, high] = scene.box;
   const sizes = {
-    TABLE_WIDTH, MAX_ENTRIES: scene.max_entries, HIDDEN: groups(hidden), CHANNELS: groups(channels),
+    TABLE_WIDTH, MAX_ENTRIES: scene.max_entries, HIDDEN: groups(widest), CHANNELS: groups(channels),
     CELLS: `ivec3(${arrays.distances.shape.join(",")})`, LOW: corner(low), HIGH: corner(high),
     STEP: literal(scene.step_size), NEAR: literal(scene.near), FAR: literal(scene.far), CONE: literal(scene.cone_angle),
     THRESHOLD: literal(scene.threshold), MOST_PASSED: literal(-Math.log(scene.least_transmittance)),
