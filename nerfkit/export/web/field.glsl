@@ -171,7 +171,8 @@ bool found(Ray ray, inout int k, out float start, out float stop) {
 
 vec4 seen(vec3 origin, vec3 direction) {  // color, not over a background, and opacity
   Ray ray = ray_of(origin, direction);
-  vec4 sh[4], of_direction[HIDDEN], before[CHANNELS], here[CHANNELS], next[CHANNELS], hidden[HIDDEN], encoded[CHANNELS];
+  vec4 sh[4], of_direction[HIDDEN], before[CHANNELS], here[CHANNELS], next[CHANNELS], encoded[CHANNELS];
+  vec4 hidden_here[HIDDEN], hidden_next[HIDDEN];
   harmonics(direction, sh);
   direction_layer(sh, of_direction);
   before = here = NO_FEATURES;
@@ -191,8 +192,8 @@ vec4 seen(vec3 origin, vec3 direction) {  // color, not over a background, and o
       goes_on = passed < MOST_PASSED && found(ray, k, start, stop);
       if (goes_on) {
         features(in_unit(ray, origin + direction * ((start + stop) * 0.5)), next);
-        density_layer(next, hidden);
-        thickness_next = min(exp(min(log_density(hidden), 30.0)) * (stop - start), MOST_THICKNESS);
+        density_layer(next, hidden_next);
+        thickness_next = min(exp(min(log_density(hidden_next), 30.0)) * (stop - start), MOST_THICKNESS);
         passed += thickness_next;
         counts = !(1.0 - exp(-thickness_next) < THRESHOLD);
       }
@@ -202,9 +203,9 @@ vec4 seen(vec3 origin, vec3 direction) {  // color, not over a background, and o
       encode(before, here, next, encoded);
 #ifdef STATE
       step_along(encoded, state, cell);
-      vec3 rgb = color_of(of_direction, here, encoded, state);
+      vec3 rgb = color_of(of_direction, hidden_here, encoded, state);
 #else
-      vec3 rgb = color_of(of_direction, here, encoded);
+      vec3 rgb = color_of(of_direction, hidden_here, encoded);
 #endif
       float weight = exp(-shown) * (1.0 - exp(-thickness_here));
       color += weight * vec4(rgb, 1.0);
@@ -212,6 +213,7 @@ vec4 seen(vec3 origin, vec3 direction) {  // color, not over a background, and o
     }
     before = here;
     here = next;
+    hidden_here = hidden_next;
     thickness_here = thickness_next;
   } while (goes_on);
   return color;

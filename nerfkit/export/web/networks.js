@@ -92,11 +92,12 @@ function colorOf(arrays, hidden, channels, units, encoded) {
   if (units) inputs.push(["state", units]);
   const layers = Object.keys(arrays).filter((name) => name.startsWith("color_"));
   const alongRay = units ? ", vec4 state[STATE]" : "";
-  const parameters = `vec4 direction[HIDDEN], vec4 f[CHANNELS], vec4 encoded[CHANNELS]${alongRay}`;
-  const lines = ["  vec4 hidden[HIDDEN], x[HIDDEN], y[HIDDEN];", "  density_layer(f, hidden);",
+  const parameters = `vec4 direction[HIDDEN], vec4 hidden[HIDDEN], vec4 encoded[CHANNELS]${alongRay}`;
+  const lines = ["  vec4 x[HIDDEN], y[HIDDEN];",
     product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
   layers.forEach((name, n) => {
-    lines.push(product(arrays[name], [["x", arrays[name].shape[1] - 1]], "y", { cut: n < layers.length - 1 }), "  x = y;");
+    const inputs = [["x", arrays[name].shape[1] - 1]];
+    lines.push(product(arrays[name], inputs, "y", { cut: n < layers.length - 1 }), "  x = y;");
   });
   return `vec3 color_of(${parameters}) {
 ${lines.join("\n")}
