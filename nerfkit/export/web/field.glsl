@@ -171,31 +171,34 @@ bool found(Ray ray, inout int k, out float start, out float stop) {
 
 vec4 seen(vec3 origin, vec3 direction) {  // color, not over a background, and opacity
   Ray ray = ray_of(origin, direction);
+  vec4 color = vec4(0.0);
+  float start, stop;
+  int k = 0;
+  bool is_left = found(ray, k, start, stop);  // an interval to look at
+  if (!is_left) return color;
   vec4 sh[4], of_direction[HIDDEN], before[CHANNELS], here[CHANNELS], next[CHANNELS], encoded[CHANNELS];
-  vec4 hidden_here[HIDDEN], hidden_next[HIDDEN];
+  vec4 hidden_here[LATENT], hidden_next[LATENT];
   harmonics(direction, sh);
   direction_layer(sh, of_direction);
   before = here = NO_FEATURES;
 #ifdef STATE
   vec4 state[STATE] = NO_STATE, cell[STATE] = NO_STATE;
 #endif
-  vec4 color = vec4(0.0);
   float passed = 0.0, shown = 0.0;  // optical thickness of all intervals so far, and of those that count
   float thickness_here = -1.0, thickness_next;
-  int k = 0;
   bool goes_on;
   // The convolution of a sample needs the next one, so each is shaded when that is found, or when there is none.
   do {
     bool counts = false;
     do {
-      float start, stop;
-      goes_on = passed < MOST_PASSED && found(ray, k, start, stop);
+      goes_on = is_left;
       if (goes_on) {
         features(in_unit(ray, origin + direction * ((start + stop) * 0.5)), next);
         density_layer(next, hidden_next);
         thickness_next = min(exp(min(log_density(hidden_next), 30.0)) * (stop - start), MOST_THICKNESS);
         passed += thickness_next;
         counts = !(1.0 - exp(-thickness_next) < THRESHOLD);
+        is_left = passed < MOST_PASSED && found(ray, k, start, stop);
       }
     } while (goes_on && !counts);
     if (!goes_on) next = NO_FEATURES;

@@ -92,9 +92,8 @@ function colorOf(arrays, hidden, channels, units, encoded) {
   if (units) inputs.push(["state", units]);
   const layers = Object.keys(arrays).filter((name) => name.startsWith("color_"));
   const alongRay = units ? ", vec4 state[STATE]" : "";
-  const parameters = `vec4 direction[HIDDEN], vec4 hidden[HIDDEN], vec4 encoded[CHANNELS]${alongRay}`;
-  const lines = ["  vec4 x[HIDDEN], y[HIDDEN];",
-    product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
+  const parameters = `vec4 direction[HIDDEN], vec4 hidden[LATENT], vec4 encoded[CHANNELS]${alongRay}`;
+  const lines = ["  vec4 x[HIDDEN], y[HIDDEN];", product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
   layers.forEach((name, n) => {
     const inputs = [["x", arrays[name].shape[1] - 1]];
     lines.push(product(arrays[name], inputs, "y", { cut: n < layers.length - 1 }), "  x = y;");
@@ -114,12 +113,12 @@ function croppedOf(crop) {
 
 function fragmentShader(scene, arrays, template) {
   const hidden = arrays.density.shape[0], channels = arrays.convolution.shape[0];
-  const widest = Math.max(hidden, arrays.mixed.shape[0], arrays.color_0.shape[0]);
   const units = arrays.gates ? arrays.gates.shape[0] / 3 : 0;
   const corner = (values) => `vec3(${values.map(literal).join(",")})`;
   const [low, high] = scene.box;
   const sizes = {
-    TABLE_WIDTH, MAX_ENTRIES: scene.max_entries, HIDDEN: groups(widest), CHANNELS: groups(channels),
+    TABLE_WIDTH, MAX_ENTRIES: scene.max_entries, CHANNELS: groups(channels), LATENT: groups(hidden),
+    HIDDEN: groups(Math.max(arrays.mixed.shape[0], arrays.color_0.shape[0])),
     CELLS: `ivec3(${arrays.distances.shape.join(",")})`, LOW: corner(low), HIGH: corner(high),
     STEP: literal(scene.step_size), NEAR: literal(scene.near), FAR: literal(scene.far), CONE: literal(scene.cone_angle),
     THRESHOLD: literal(scene.threshold), MOST_PASSED: literal(-Math.log(scene.least_transmittance)),
@@ -133,10 +132,10 @@ ${product(array, inputs, output)}
 }`;
   const parts = [
     featuresOf(scene, arrays.table.shape[1]),
-    `void density_layer(vec4 f[CHANNELS], out vec4 hidden[HIDDEN]) {
+    `void density_layer(vec4 f[CHANNELS], out vec4 hidden[LATENT]) {
 ${product(arrays.density, [["f", channels]], "hidden", { cut: true })}
 }`,
-    `float log_density(vec4 hidden[HIDDEN]) {
+    `float log_density(vec4 hidden[LATENT]) {
   vec4 x[1];
 ${product(arrays.log_density, [["hidden", hidden]], "x")}
   return x[0].x;
