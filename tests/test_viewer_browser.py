@@ -227,6 +227,8 @@ def test_an_exported_page_shows_the_field_itself_without_a_network(kind, browser
         for parameter in trainer.model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
         trainer.model.decoder.density_net.layers()[-1][1][0] = 3.0
+        for net in (trainer.model.decoder.density_net, trainer.model.decoder.color_net):
+            net.layers()[0][1][::3] = -50.0  # units that nothing wakes: a page does without
         trainer.model.sampler.occupancy.copy_(torch.rand(24, 24, 24, generator=generator) < 0.1)
         trainer.model.sampler.threshold.fill_(0.01)
     trainer.save(tmp_path / "run")
@@ -256,6 +258,9 @@ def test_an_exported_page_shows_the_field_itself_without_a_network(kind, browser
     assert np.abs(moved.astype(int) - at_start).mean() > 2
     page.set_viewport_size({"width": 440, "height": 360})
     assert check().shape == (90, 110, 3)
+    page.select_option("#quality", "1")  # not drawn at once
+    assert check().shape == (360, 440, 3)
+    page.select_option("#quality", "0.25")
     page.evaluate("lost = document.querySelector('canvas').getContext('webgl2').getExtension('WEBGL_lose_context')")
     page.evaluate("lost.loseContext()")
     page.wait_for_selector("canvas[data-state=lost]")

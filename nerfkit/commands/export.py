@@ -297,14 +297,14 @@ def export_web(run: Run, options: cli.WebOptions) -> None:
         "crop": None if cut is None else cut.to_cube().flatten().tolist(),
         "metres": 0.0 if unit is None else scale.in_metres(run.transform, unit).distance_to_input(1.0),
     }
-    shown, why = run, webfield.why_not(run.model)
-    content = b"" if why else webfield.page(run.model, scene)
+    shown, why, seen_by = run, webfield.why_not(run.model), run.seeing_cameras("train")
+    content = b"" if why else webfield.page(run.model, seen_by, scene)
     if len(content) > options.size * 1e6:
         why = f"its page would have {len(content) / 1e6:.1f} MB, --size is {options.size:g}"
     if why:
         print(f"the run's model is not the page's: {why}. It teaches a smaller one, for {options.seconds:g} s")
         shown = distilled(run, options.size, options.seconds)
-        content = webfield.page(shown.model, scene)
+        content = webfield.page(shown.model, seen_by, scene)
         print(f"the smaller one is a run of its own; to score it: {command_line('eval', shown.folder)}")
     counts = {"bytes": len(content)}
     report(output.write({"html": content}, about(run, options, cut, unit, counts=counts)), counts)

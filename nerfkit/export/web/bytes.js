@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block of the page: base64 of deflated arrays, one behind the other, as the scene's JSON lists them.
 
-const KINDS = { f4: Float32Array, u1: Uint8Array };
+const KINDS = { f4: Float32Array, u1: Uint8Array, i1: Int8Array };
 
 async function arraysOf(scene, text) {
   const binary = atob(text), packed = new Uint8Array(binary.length);

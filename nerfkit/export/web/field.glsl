@@ -3,7 +3,7 @@
 // What is written in capitals, and the networks, networks.js puts before this.
 
 uniform highp usampler3D distances;  // [X, Y, Z] cells to the next occupied one
-uniform highp sampler2D table;  // 8-bit entries, in [0, 1]
+uniform highp isampler2D table;  // 8-bit entries, in steps of their level and channel
 uniform vec3 eye;
 uniform mat3 turn;  // from the camera's axes to the scene's: x right, y up, it looks down -z
 uniform vec3 lens;  // middle of the image and focal length [pixels]
@@ -12,14 +12,19 @@ out vec4 pixel;
 
 const float MOST_THICKNESS = 50.0;
 
+// Where value number `i` of a long row is. A browser that draws on the CPU shifts one number at a time: it divides.
+ivec2 place_of(int i) {
+  return ivec2(i & (TABLE_WIDTH - 1), int(float(i) * (1.0 / float(TABLE_WIDTH))));
+}
+
 vec4 entry(int row) {
-  return texelFetch(table, ivec2(row & (TABLE_WIDTH - 1), row >> TABLE_BITS), 0);
+  return vec4(texelFetch(table, place_of(row), 0));
 }
 
 // Of a level with so many cells a side, whose first row is known; `p` in [0, 1].
 vec4 dense_level(vec3 p, int cells, int first) {
   vec3 s = p * float(cells);
-  ivec3 v = min(ivec3(s), cells - 1);
+  ivec3 v = ivec3(min(s, float(cells) - 0.5));
   vec3 u = s - vec3(v);
   int y = cells + 1, x = y * y, row = first + (v.x * y + v.y) * y + v.z;
   int far = row + x;
@@ -29,7 +34,7 @@ vec4 dense_level(vec3 p, int cells, int first) {
 
 vec4 hashed_level(vec3 p, int cells, int first) {
   vec3 s = p * float(cells);
-  ivec3 v = min(ivec3(s), cells - 1);
+  ivec3 v = ivec3(min(s, float(cells) - 0.5));
   vec3 u = s - vec3(v);
   uint x = uint(v.x), y = uint(v.y) * 2654435761u, z = uint(v.z) * 805459861u;
   uint far_x = x + 1u, far_y = y + 2654435761u, far_z = z + 805459861u, most = uint(MAX_ENTRIES - 1);
@@ -54,7 +59,7 @@ void harmonics(vec3 d, out vec4 sh[4]) {
 
 // Cells to the next occupied one from a place in the grid, in cells.
 int cells_left(vec3 place) {
-  ivec3 cell = clamp(ivec3(place), ivec3(0), CELLS - 1);
+  ivec3 cell = ivec3(clamp(place, vec3(0.0), vec3(CELLS) - 0.5));
   return int(texelFetch(distances, cell.zyx, 0).r);
 }
 
@@ -63,7 +68,7 @@ int cells_left(vec3 place) {
 uniform highp sampler2D edges;  // distances at which intervals end
 
 float edge(int k) {
-  return texelFetch(edges, ivec2(k & (TABLE_WIDTH - 1), k >> TABLE_BITS), 0).r;
+  return texelFetch(edges, place_of(k), 0).r;
 }
 
 struct Ray {
@@ -90,7 +95,7 @@ vec3 in_unit(Ray ray, vec3 position) {
   return clamp((contracted((position - (LOW + HIGH) * 0.5) / ((HIGH - LOW) * 0.5)) + 2.0) / 4.0, 0.0, 1.0);
 }
 
-// The first interval from number k on whose middle is in an occupied cell, from `start` to `stop`.
+// The first interval from number k on whose middle is in an occupied cell, from `start` to `stop`; k is then the next.
 bool found(Ray ray, inout int k, out float start, out float stop) {
   for (; k < ray.end;) {
     start = edge(k);
@@ -99,7 +104,10 @@ bool found(Ray ray, inout int k, out float start, out float stop) {
     vec3 u = ray.d * t + ray.o;
     vec3 magnitude = abs(u), place = (contracted(u) + 2.0) * (vec3(CELLS) / 4.0);
     int left = cells_left(place);
-    if (left == 0) return true;
+    if (left == 0 && !is_cropped(ray.origin + ray.direction * t)) {
+      ++k;
+      return true;
+    }
     // How far the cells are empty, and how fast a place moves, by its largest coordinate m: see the op's notes on
     // contracted rays. Where m falls, it is taken to fall to a half.
     vec3 part = fract(place), least = min(part, 1.0 - part);
@@ -124,7 +132,7 @@ bool found(Ray ray, inout int k, out float start, out float stop) {
 
 struct Ray {
   vec3 origin, direction;  // of the scene
-  vec3 o, d;  // in cells
+  vec3 o, d, pace;  // in cells, and intervals a cell
   float first, leave;  // middle of the first interval, where the ray leaves the box
 };
 
@@ -132,7 +140,7 @@ Ray ray_of(vec3 origin, vec3 direction) {
   vec3 safe = mix(direction, vec3(1e-30), lessThan(abs(direction), vec3(1e-30)));
   vec3 low = (LOW - origin) / safe, high = (HIGH - origin) / safe, near = min(low, high), far = max(low, high);
   vec3 scale = vec3(CELLS) / (HIGH - LOW);
-  return Ray(origin, direction, (origin - LOW) * scale, safe * scale,
+  return Ray(origin, direction, (origin - LOW) * scale, safe * scale, 1.0 / (safe * scale * STEP),
              max(max(near.x, near.y), max(near.z, NEAR)) + STEP * 0.5, min(min(far.x, far.y), min(far.z, FAR)));
 }
 
@@ -140,57 +148,62 @@ vec3 in_unit(Ray ray, vec3 position) {
   return clamp((position - LOW) / (HIGH - LOW), 0.0, 1.0);
 }
 
-// The first interval from number k on whose middle is in an occupied cell, from `start` to `stop`.
+// The first interval from number k on whose middle is in an occupied cell, from `start` to `stop`; k is then the next.
 bool found(Ray ray, inout int k, out float start, out float stop) {
-  for (;;) {
-    float t = ray.first + float(k) * STEP;
-    start = t - STEP * 0.5;
-    stop = t + STEP * 0.5;
-    if (!(t < ray.leave)) return false;
+  float t, steps;
+  int left;
+  do {
+    t = ray.first + float(k) * STEP;
     vec3 place = ray.o + ray.d * t;
-    int left = cells_left(place);
-    if (left == 0) return true;
-    vec3 edge = floor(place) + mix(vec3(1 - left), vec3(left), greaterThan(ray.d, vec3(0.0)));
-    vec3 way = (edge - place) / ray.d;  // to where cells may be occupied, along each axis
-    float steps = min(way.x, min(way.y, way.z)) / STEP;
-    k += max(1, int(ceil(min(steps, 1e6) * 0.99999 - 0.01)));
-  }
+    left = cells_left(place);
+    if (left == 0 && is_cropped(ray.origin + ray.direction * t)) left = 1;
+    // To where cells may be occupied: along each axis to the middle of the cell, and on.
+    vec3 way = (floor(place) + 0.5 - place) * ray.pace + abs(ray.pace) * (float(left) - 0.5);
+    steps = ceil(min(min(way.x, min(way.y, way.z)), 1e6) * 0.99999 - 0.01);
+    k += left == 0 ? 1 : int(max(steps, 1.0));
+  } while (left != 0 && t < ray.leave);
+  start = t - STEP * 0.5;
+  stop = t + STEP * 0.5;
+  return t < ray.leave;
 }
 
 #endif
 
 vec4 seen(vec3 origin, vec3 direction) {  // color, not over a background, and opacity
   Ray ray = ray_of(origin, direction);
-  vec4 sh[4], of_direction[HIDDEN], features_before[CHANNELS], features_here[CHANNELS], features_next[CHANNELS];
-  vec4 hidden_here[HIDDEN], hidden_next[HIDDEN], encoded[CHANNELS];
+  vec4 color = vec4(0.0);
+  float start, stop;
+  int k = 0;
+  bool is_left = found(ray, k, start, stop);  // an interval to look at
+  if (!is_left) return color;
+  vec4 sh[4], of_direction[HIDDEN], before[CHANNELS], here[CHANNELS], next[CHANNELS], encoded[CHANNELS];
+  vec4 hidden_here[LATENT], hidden_next[LATENT];
   harmonics(direction, sh);
   direction_layer(sh, of_direction);
-  features_before = features_here = NO_FEATURES;
+  before = here = NO_FEATURES;
 #ifdef STATE
   vec4 state[STATE] = NO_STATE, cell[STATE] = NO_STATE;
 #endif
-  vec4 color = vec4(0.0);
   float passed = 0.0, shown = 0.0;  // optical thickness of all intervals so far, and of those that count
   float thickness_here = -1.0, thickness_next;
-  int k = 0;
+  bool goes_on;
   // The convolution of a sample needs the next one, so each is shaded when that is found, or when there is none.
-  for (bool goes_on = true; goes_on;) {
-    for (;;) {
-      float start, stop;
-      goes_on = passed < MOST_PASSED && found(ray, k, start, stop);
-      if (!goes_on) break;
-      ++k;
-      vec3 position = origin + direction * ((start + stop) * 0.5);
-      if (is_cropped(position)) continue;
-      features(in_unit(ray, position), features_next);
-      density_layer(features_next, hidden_next);
-      thickness_next = min(exp(min(log_density(hidden_next), 30.0)) * (stop - start), MOST_THICKNESS);
-      passed += thickness_next;
-      if (!(1.0 - exp(-thickness_next) < THRESHOLD)) break;
-    }
-    if (!goes_on) features_next = NO_FEATURES;
+  do {
+    bool counts = false;
+    do {
+      goes_on = is_left;
+      if (goes_on) {
+        features(in_unit(ray, origin + direction * ((start + stop) * 0.5)), next);
+        density_layer(next, hidden_next);
+        thickness_next = min(exp(min(log_density(hidden_next), 30.0)) * (stop - start), MOST_THICKNESS);
+        passed += thickness_next;
+        counts = !(1.0 - exp(-thickness_next) < THRESHOLD);
+        is_left = passed < MOST_PASSED && found(ray, k, start, stop);
+      }
+    } while (goes_on && !counts);
+    if (!goes_on) next = NO_FEATURES;
     if (thickness_here >= 0.0) {
-      encode(features_before, features_here, features_next, encoded);
+      encode(before, here, next, encoded);
 #ifdef STATE
       step_along(encoded, state, cell);
       vec3 rgb = color_of(of_direction, hidden_here, encoded, state);
@@ -201,11 +214,11 @@ vec4 seen(vec3 origin, vec3 direction) {  // color, not over a background, and o
       color += weight * vec4(rgb, 1.0);
       shown += thickness_here;
     }
-    features_before = features_here;
-    features_here = features_next;
+    before = here;
+    here = next;
     hidden_here = hidden_next;
     thickness_here = thickness_next;
-  }
+  } while (goes_on);
   return color;
 }
 

@@ -2,7 +2,7 @@
 // The part of the shader that differs from scene to scene: sizes, and networks whose weights are literals.
 // Values go through it in groups of four; what a layer lacks to whole groups is 0.
 
-const TABLE_BITS = 11, TABLE_WIDTH = 1 << TABLE_BITS;
+const TABLE_WIDTH = 2048;
 const groups = (count) => Math.ceil(count / 4), indices = (count) => [...Array(groups(count)).keys()];
 
 function literal(value) {
@@ -19,38 +19,38 @@ function entries({ values, shape: [rows, columns] }) {
 
 // Statements that put a layer of some inputs into groups of an output: `inputs` are [name, width] side by side, of the
 // output are `rows` from number `first` on. `start` is what is added, by group; the layer's bias otherwise. `cut`
-// gives 0 for what is below. Indices are constants everywhere: in a loop, arrays would be in memory, and slow.
+// gives 0 for what is below. Indices are constants everywhere: in a loop, arrays would be in memory, and slow. Row by
+// row: of a product with a matrix, a browser that draws on the CPU would keep every part in memory.
 function product(layer, inputs, output, { first = 0, rows = layer.shape[0], start = null, cut = false } = {}) {
-  const at = entries(layer), bias = layer.shape[1] - 1, four = [0, 1, 2, 3], lines = [];
-  const inside = (row, column) => (row < rows ? at(first + row, column) : 0);
-  for (const [name, width] of inputs) lines.push(...indices(width).map((c) => `  vec4 ${name}${c} = ${name}[${c}];`));
-  for (const r of indices(rows)) {
-    const terms = [start ? `${start}[${r}]` : vector(four.map((i) => inside(4 * r + i, bias)))];
+  const at = entries(layer), bias = layer.shape[1] - 1, four = [0, 1, 2, 3];
+  const sum = (row, begin) => {
+    if (row >= rows) return "0.0";
+    const terms = [begin || literal(at(first + row, bias))];
     let before = 0;
     for (const [name, width] of inputs) {
       for (const c of indices(width)) {
-        const entry = (i, j) => (4 * c + j < width ? inside(4 * r + i, before + 4 * c + j) : 0);
-        const columns = four.map((j) => four.map((i) => entry(i, j)));
-        if (columns.flat().some((value) => value !== 0))
-          terms.push(`mat4(${columns.map(vector).join(",")}) * ${name}${c}`);
+        const weights = four.map((i) => (4 * c + i < width ? at(first + row, before + 4 * c + i) : 0));
+        if (weights.some((weight) => weight !== 0)) terms.push(`dot(${vector(weights)}, ${name}[${c}])`);
       }
       before += width;
     }
-    const sum = terms.join("\n    + ");
-    lines.push(`  ${output}[${r}] = ${cut ? `max(${sum}, 0.0)` : sum};`);
-  }
-  return `  {\n${lines.join("\n")}\n  }`;
+    return terms.join(" + ");
+  };
+  return indices(rows).map((r) => {
+    const sums = `vec4(${four.map((i) => sum(4 * r + i, start && `${start}[${r}].${"xyzw"[i]}`)).join(",\n    ")})`;
+    return `  ${output}[${r}] = ${cut ? `max(${sums}, 0.0)` : sums};`;
+  }).join("\n");
 }
 
 // Every level's features, those of fewer than four side by side in one group.
 function featuresOf(scene, width) {
-  const lines = scene.levels.map(({ cells, first, hashed }, level) => {
-    const channel = level * width, parts = "xyzw".slice(channel % 4, (channel % 4) + width);
-    const call = `${hashed ? "hashed" : "dense"}_level(p, ${cells}, ${first})`;
-    return `  f[${channel >> 2}].${parts} = ${call}.${"xyzw".slice(0, width)};`;
+  const calls = scene.levels.map(({ cells, first, hashed }) =>
+    `${hashed ? "hashed" : "dense"}_level(p, ${cells}, ${first}).${"xyzw".slice(0, width)}`);
+  const lines = indices(calls.length * width).map((group) => {
+    const parts = calls.slice((4 / width) * group, (4 / width) * (group + 1));
+    return `  f[${group}] = vec4(${[...parts, ...Array(4 - parts.length * width).fill("0.0")].join(", ")});`;
   });
   return `void features(vec3 p, out vec4 f[CHANNELS]) {
-  f = NO_FEATURES;
 ${lines.join("\n")}
 }`;
 }
@@ -66,13 +66,15 @@ ${lines.join("\n")}
 }`;
 }
 
-// The LLTM. Where tanh has no more to tell, it is cut off: some drivers give NaN for large values.
+// The LLTM. Its tanh is written out, of a value that is cut off where that has no more to tell: with infinite parts it
+// would be NaN.
 function stepOf(gates, channels, units) {
   const inputs = [["before", units], ["encoded", channels]];
   const gate = (number, name) => product(gates, inputs, name, { first: number * units, rows: units });
   return `void pass_gates(vec4 i, vec4 o, vec4 g, out vec4 state, inout vec4 cell) {
-  cell += mix(exp(min(g, 0.0)) - 1.0, g, greaterThan(g, vec4(0.0))) / (1.0 + exp(-i));
-  state = tanh(clamp(cell, -10.0, 10.0)) / (1.0 + exp(-o));
+  cell += (max(g, 0.0) + exp(min(g, 0.0)) - 1.0) / (1.0 + exp(-i));
+  vec4 e = exp(-2.0 * clamp(cell, -10.0, 10.0));
+  state = (1.0 - e) / ((1.0 + e) * (1.0 + exp(-o)));
 }
 
 void step_along(vec4 encoded[CHANNELS], inout vec4 state[STATE], inout vec4 cell[STATE]) {
@@ -90,10 +92,11 @@ function colorOf(arrays, hidden, channels, units, encoded) {
   if (units) inputs.push(["state", units]);
   const layers = Object.keys(arrays).filter((name) => name.startsWith("color_"));
   const alongRay = units ? ", vec4 state[STATE]" : "";
-  const parameters = `vec4 direction[HIDDEN], vec4 hidden[HIDDEN], vec4 encoded[CHANNELS]${alongRay}`;
+  const parameters = `vec4 direction[HIDDEN], vec4 hidden[LATENT], vec4 encoded[CHANNELS]${alongRay}`;
   const lines = ["  vec4 x[HIDDEN], y[HIDDEN];", product(arrays.mixed, inputs, "x", { start: "direction", cut: true })];
   layers.forEach((name, n) => {
-    lines.push(product(arrays[name], [["x", hidden]], "y", { cut: n < layers.length - 1 }), "  x = y;");
+    const inputs = [["x", arrays[name].shape[1] - 1]];
+    lines.push(product(arrays[name], inputs, "y", { cut: n < layers.length - 1 }), "  x = y;");
   });
   return `vec3 color_of(${parameters}) {
 ${lines.join("\n")}
@@ -114,13 +117,14 @@ function fragmentShader(scene, arrays, template) {
   const corner = (values) => `vec3(${values.map(literal).join(",")})`;
   const [low, high] = scene.box;
   const sizes = {
-    TABLE_BITS, TABLE_WIDTH, MAX_ENTRIES: scene.max_entries, HIDDEN: groups(hidden), CHANNELS: groups(channels),
+    TABLE_WIDTH, MAX_ENTRIES: scene.max_entries, CHANNELS: groups(channels), LATENT: groups(hidden),
+    HIDDEN: groups(Math.max(arrays.mixed.shape[0], arrays.color_0.shape[0])),
     CELLS: `ivec3(${arrays.distances.shape.join(",")})`, LOW: corner(low), HIGH: corner(high),
     STEP: literal(scene.step_size), NEAR: literal(scene.near), FAR: literal(scene.far), CONE: literal(scene.cone_angle),
     THRESHOLD: literal(scene.threshold), MOST_PASSED: literal(-Math.log(scene.least_transmittance)),
   };
   const all = (count, value) => `vec4[](${indices(count).map(() => `vec4(${literal(value)})`).join(",")})`;
-  sizes.NO_FEATURES = all(channels, scene.no_feature);
+  sizes.NO_FEATURES = all(channels, 0);
   if (units) Object.assign(sizes, { STATE: groups(units), NO_STATE: all(units, 0) });
   if (scene.kind === "contracted") Object.assign(sizes, { CONTRACTED: "", INTERVALS: arrays.edges.shape[0] - 2 });
   const layer = (name, from, inputs, to, output, array) => `void ${name}(vec4 ${from}, out vec4 ${to}) {
@@ -128,10 +132,10 @@ ${product(array, inputs, output)}
 }`;
   const parts = [
     featuresOf(scene, arrays.table.shape[1]),
-    `void density_layer(vec4 f[CHANNELS], out vec4 hidden[HIDDEN]) {
+    `void density_layer(vec4 f[CHANNELS], out vec4 hidden[LATENT]) {
 ${product(arrays.density, [["f", channels]], "hidden", { cut: true })}
 }`,
-    `float log_density(vec4 hidden[HIDDEN]) {
+    `float log_density(vec4 hidden[LATENT]) {
   vec4 x[1];
 ${product(arrays.log_density, [["hidden", hidden]], "x")}
   return x[0].x;

@@ -37,8 +37,8 @@ class Picture {
     gl.useProgram(this.program);
     this.place = (name) => gl.getUniformLocation(this.program, name);
     const { table, distances, edges } = this.arrays, [x, y, z] = distances.shape;
-    const entries = { 1: [gl.R8, gl.RED], 2: [gl.RG8, gl.RG], 4: [gl.RGBA8, gl.RGBA] };
-    this.rows("table", 0, table.values, table.shape[1], ...entries[table.shape[1]], gl.UNSIGNED_BYTE);
+    const entries = { 1: [gl.R8I, gl.RED_INTEGER], 2: [gl.RG8I, gl.RG_INTEGER], 4: [gl.RGBA8I, gl.RGBA_INTEGER] };
+    this.rows("table", 0, table.values, table.shape[1], ...entries[table.shape[1]], gl.BYTE);
     this.texture("distances", 1, gl.TEXTURE_3D, () =>
       gl.texImage3D(gl.TEXTURE_3D, 0, gl.R8UI, z, y, x, 0, gl.RED_INTEGER, gl.UNSIGNED_BYTE, distances.values));
     if (edges) this.rows("edges", 2, edges.values, 1, gl.R32F, gl.RED, gl.FLOAT);
@@ -116,8 +116,8 @@ class Picture {
   }
 }
 
-// What is drawn when: while the camera moves a small picture, as large as is drawn in time; then the full one, rows by
-// rows, over the small one.
+// What is drawn when: the full picture, if that takes no longer than WHOLE_MILLISECONDS. Otherwise, while the camera
+// moves, a small one, as large as is drawn in time; then the full one, rows by rows, over the small one.
 class Drawing {
   constructor(picture) {
     this.picture = picture;
@@ -140,8 +140,9 @@ class Drawing {
     if (this.under) {
       if (!picture.isDone(this.under.fence)) return;
       const took = Math.max(now - this.under.began, 1);  // with what passes until somebody asks: never nothing
-      if (took > FRAME_MILLISECONDS || this.under.pixels > 0.5 * this.pixels)
-        this.pixels = Math.max(this.pixels * Math.min(Math.max(FRAME_MILLISECONDS / took, 0.5), 2), FEWEST_PIXELS);
+      const could = (this.under.pixels * FRAME_MILLISECONDS) / took, { pixels } = this;
+      if (took > FRAME_MILLISECONDS || this.under.pixels > 0.5 * pixels)
+        this.pixels = Math.max(Math.min(Math.max(could, 0.5 * pixels), 2 * pixels), FEWEST_PIXELS);
       this.under = null;
     }
     const ratio = (window.devicePixelRatio || 1) * this.quality;
@@ -153,11 +154,12 @@ class Drawing {
       this.changed = now;
       canvas.dataset.state = "moving";
       if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
-      const share = Math.min(Math.sqrt(this.pixels / (width * height)), 1);
+      const isWhole = width * height * FRAME_MILLISECONDS <= this.pixels * WHOLE_MILLISECONDS;
+      const share = isWhole ? 1 : Math.sqrt(this.pixels / (width * height));
       picture.resize(small, Math.max(Math.round(width * share), 16), Math.max(Math.round(height * share), 16));
       picture.draw(small, camera, background);
       picture.copy(small, null);
-      this.next = 0;
+      this.next = isWhole ? height : 0;
       this.wait(now, small.width * small.height);
     } else if (this.next < height && now - this.changed > STILL_MILLISECONDS) {
       if (this.next === 0) {
@@ -180,4 +182,4 @@ class Drawing {
 }
 
 const FEWEST_PIXELS = 2 ** 13;  // at a time: with fewer, most of the time is none of theirs
-const FRAME_MILLISECONDS = 80, STILL_MILLISECONDS = 150;
+const FRAME_MILLISECONDS = 80, WHOLE_MILLISECONDS = 330, STILL_MILLISECONDS = 150;
