@@ -210,14 +210,14 @@ BAD = {
     "no_z": (header(XYZ.replace(" z", " w")), BODY, "'z'"),
     "z_integer": (header(XYZ.replace("float z", "int z")), BODY, "'z'", "float"),
     "float_colors": (header(XYZ + RGB.replace("uchar", "float")), BODY, "'red'", "uchar"),
-    "x_twice": (header(XYZ + XYZ), BODY, "twice"),
+    "x_twice": (header(XYZ + XYZ), BODY, "different names"),
     "list": (header(XYZ + "property list uchar int v\n"), BODY, "list", "vertex"),
     "nonsense": (header(after="propertee\n"), BODY, "propertee"),
     "truncated_text": (header(count=3), BODY, "3"),
     "truncated_binary": (header(format="binary_little_endian"), BINARY[:-1], "truncated", "2"),
     "text_in_a_row": (header(), BODY.replace(b"20", b"xx"), "6 numbers"),
-    "color_256": (header(), BODY.replace(b"255", b"256"), "'red'", "255"),
-    "nan": (header(), BODY.replace(b"2e1", b"nan"), "vertex 1", "nan"),
+    "color_256": (header(), BODY.replace(b"255", b"256"), "red", "255"),
+    "nan": (header(), BODY.replace(b"2e1", b"nan"), "point 1", "nan"),
 }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.pixels import ImageHeader
 from nerfkit.errors import SceneError
+from nerfkit.limits import COORDINATE_LIMIT
 
 ROTATION_TOLERANCE = 1e-3
 
@@ -103,10 +104,24 @@ class Capture:
         points, number = self.points, {image.name: index for index, image in enumerate(images)}
         if points is not None and len(points.views):
             views = np.array([number.get(image.name, -1) for image in self.images], dtype=np.int64)[points.views]
-            of_point = np.repeat(np.arange(len(points.positions)), points.track_lengths)
-            lengths = np.bincount(of_point[views >= 0], minlength=len(points.positions))
-            points = replace(points, track_lengths=lengths, views=views[views >= 0])
+            points = seen_by_some(points, views, views >= 0)
         return replace(self, images=images, points=points)
+
+
+def seen_by_some(points: Points, views: np.ndarray, known: np.ndarray) -> Points:
+    """Points with other `views` [T], and without the observations that are not `known` [T] bool."""
+    of_point = np.repeat(np.arange(len(points.positions)), points.track_lengths)
+    lengths = np.bincount(of_point[known], minlength=len(points.positions))
+    return replace(points, track_lengths=lengths, views=views[known])
+
+
+def check_positions(positions: np.ndarray, where: str) -> None:
+    """Raise SceneError naming `where` if one of the points [P, 3] is nowhere."""
+    bad = ~(np.abs(positions) <= COORDINATE_LIMIT).all(axis=1)  # NaN is not
+    if bad.any():
+        index = int(bad.argmax())
+        wanted = f"finite and at most {COORDINATE_LIMIT:g}"
+        raise SceneError(f"{where}: point {index} is at {positions[index].tolist()}; positions must be {wanted}")
 
 
 def rotations_of(quaternions: np.ndarray) -> np.ndarray:
