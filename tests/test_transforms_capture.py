@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, Points, PosedImage, texts
+from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.readers.transforms import read, read_synthetic
 from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import SceneError
@@ -246,14 +246,6 @@ def test_refused_by_name(tmp_path, name: str):
     change, *named = BAD.get(name) or (edit(**{name: REFUSED[name]}), "frame 0", f"'{name}'")
     change(content := content_of())
     check_refused(read, put(tmp_path, content), *named)
-
-
-@pytest.mark.parametrize("key", ["applied_scale", "aabb_scale", "scale", "offset"])
-def test_scales_of_other_programs_that_are_none_are_doubted_by_name(tmp_path, key: str):
-    for value in ("x", [], float("nan"), [0.5, "x", 0.5], True):
-        (note,) = texts(read(put(tmp_path, content_of(**{key: value}))).notes, "warning")
-        assert_names(note, f"'{key}'", MAIN)
-    assert not texts(read(put(tmp_path, content_of(scale=0.3, aabb_scale=4, offset=[-1, 0, 0.5]))).notes, "warning")
 
 
 def test_mutated(tmp_path):

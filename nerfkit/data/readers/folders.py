@@ -70,16 +70,6 @@ def first_there(folder: Path, names: Iterable[str]) -> Path | None:
     return next((folder / name for name in names if os.path.lexists(folder / name)), None)
 
 
-def native(name: str, where: str) -> str:
-    """`name` as the system's calls take it; raises SceneError naming `where`."""
-    try:
-        if "\0" in name:
-            raise ValueError
-        return native_name(name)
-    except ValueError:
-        raise SceneError(f"{where}: '{printable(name)}' cannot be the name of a file") from None
-
-
 def nearest_of(
     missing: Iterable[Path], others: Iterable[Path], find: Callable[[Path], Path | None]
 ) -> dict[Path, Path]:
@@ -134,7 +124,7 @@ def find_masks(
     by_name = {posixpath.splitext(file)[0]: file for file in reversed(files)} | {file: file for file in files}
     found: dict[str, str] = {}
     for name in names:
-        key = native(name, printable(masks))
+        key = native_name(name)
         keys = (key, posixpath.splitext(key)[0])
         if file := next((by_name[key] for key in keys if key in by_name), None):
             found[name] = file

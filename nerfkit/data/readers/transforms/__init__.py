@@ -39,7 +39,6 @@ from nerfkit.data.readers.transforms.cameras_json import (
     merge_frame_keys,
     number,
     pose_of,
-    scale_diagnostics,
     size_of,
 )
 from nerfkit.data.readers.transforms.chosen import chosen
@@ -118,7 +117,7 @@ def read_synthetic(folder: Path) -> Capture:
 
 
 def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
-    """What a file holds; `notes` get warnings of scales that are none."""
+    """What a file holds."""
     needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
     if free is not None and needed > free:
         raise SceneError(f"{printable(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
@@ -127,7 +126,6 @@ def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) ->
         notes.append(f"{file.name} holds no views")
         return content
     frames_of(content, printable(file))
-    notes += as_warnings(f"{printable(file.name)}: {line}" for line in scale_diagnostics(content))
     return content
 
 
@@ -301,9 +299,12 @@ def _within(path: Path, folder: Path) -> str:
 
 def _path_of(folder: Path, name: Any, key: str, where: str) -> Path:
     """The path of the file `name`, with either slash between folders, as the value of a key."""
-    if not isinstance(name, str) or not name:
-        raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}")
-    return Path(os.path.join(folder, folders.native(name.replace("\\", "/"), f"{where}: '{key}'")))
+    try:
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise ValueError
+        return Path(os.path.join(folder, safe_io.native_name(name.replace("\\", "/"))))
+    except ValueError:
+        raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}") from None
 
 
 def _header(path: Path) -> ImageHeader | None:

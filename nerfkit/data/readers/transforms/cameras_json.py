@@ -40,7 +40,6 @@ FOCALS, SIZE = (*FOCAL["x"], *FOCAL["y"]), ("w", "h")  # families of intrinsics
 ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
 LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
-SCALES = {"applied_scale", "aabb_scale", "scale", "offset"}
 RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
 ARIA = "RAD_TAN_THIN_PRISM_FISHEYE"  # which nerfstudio calls FISHEYE624, all coefficients in distortion_params
 PANORAMA = "EQUIRECTANGULAR"
@@ -93,12 +92,9 @@ def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform
 
     They are in the file's frame, or in the model's where `transform` leads there.
     """
-    frames = frames_of(content, printable(file))
-    if "w" not in content or "h" not in content:
-        raise SceneError(f"{printable(file)}: keys 'w' and 'h' (image size in pixels) are missing")
     size_of(content, printable(file))
     poses, lenses = [], []
-    for index, entry in enumerate(frames):
+    for index, entry in enumerate(frames_of(content, printable(file))):
         where = f"{printable(file)}: frame {index}"
         poses.append(pose_of(entry.get("transform_matrix"), where))
         values = merge_frame_keys(content, entry, where)
@@ -119,13 +115,12 @@ def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
         pose = torch.cat([cameras.camera_to_world[index].double(), torch.tensor([[0.0, 0, 0, 1]]).double()])
         (fl_x, fl_y), (cx, cy) = focal[index].tolist(), cameras.center[index].tolist()
         width, height = cameras.size(index)
-        size = {} if same else {"w": width, "h": height}
-        of_view = cameras.lenses[index] if cameras.lenses else None
-        lens = {"lens": asdict(of_view) | {"params": list(of_view.params)}} if of_view else {}
-        frames.append(
-            {"file_path": name, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, **size, **lens,
-             "transform_matrix": pose.tolist()}
-        )  # fmt: skip
+        own = {} if same else {"w": width, "h": height}
+        if cameras.lenses:
+            lens = cameras.lenses[index]
+            own["lens"] = asdict(lens) | {"params": list(lens.params)}
+        intrinsics = {"fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy}
+        frames.append({"file_path": name, **intrinsics, **own, "transform_matrix": pose.tolist()})
     width, height = cameras.size(0)
     return {"w": width, "h": height, "frames": frames}
 
@@ -133,20 +128,6 @@ def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
 def unused_keys(content: dict[str, Any]) -> list[str]:
     """Keys of the file and its frames that nothing is known of."""
     return sorted(set().union(content, *content["frames"]) - KNOWN)
-
-
-def scale_diagnostics(content: dict[str, Any]) -> list[str]:
-    """Lines on the keys of a file that scale or move the scene for another program, where these are no such numbers."""
-    lines = []
-    for key in sorted(SCALES & content.keys()):
-        numbers = content[key] if isinstance(content[key], list) and key == "offset" else [content[key]]
-        least, wanted = (-math.inf, "three numbers") if key == "offset" else (0, "a number above 0")
-        if not numbers or not all(is_number(value) and least < value < math.inf for value in numbers):
-            lines.append(
-                f"'{key}' should be {wanted}, got {printable(reprlib.repr(content[key]))}; poses are taken as they "
-                "stand: correct the key, or leave it out"
-            )
-    return lines
 
 
 def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
@@ -164,11 +145,10 @@ def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
 
 def pose_of(matrix: Any, where: str) -> np.ndarray:
     """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
-    sizes = [len(row) if isinstance(row, list) else None for row in matrix] if isinstance(matrix, list) else [None]
+    sizes = [len(row) if isinstance(row, list) else 0 for row in matrix] if isinstance(matrix, list) else []
     if sizes not in ([4] * 3, [4] * 4):
-        got = reprlib.repr(matrix) if None in sizes else f"{len(sizes)} rows of {reprlib.repr(sizes)} values"
-        missing = ": it is missing" if matrix is None else ""
-        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}{missing}")
+        got = "nothing: it is missing" if matrix is None else f"{len(sizes)} rows of {reprlib.repr(sizes)} values"
+        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}")
     for value in (value for row in matrix for value in row):
         if not is_number(value) or not abs(value) <= COORDINATE_LIMIT:  # nor is NaN
             raise SceneError(
@@ -292,28 +272,25 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
     values = {key: value for key, value in values.items() if key not in beaten}
     if "fl_x" in values:
         values = {"fl_y": values["fl_x"]} | values
-    fx = _focal(values, where, "x", width)
+    fx, fy = _focal(values, where, "x", width), _focal(values, where, "y", height)
     if fx is None:
         raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
-    fy = _focal(values, where, "y", height) or fx
     cx, cy = (number(values, k, where) if k in values else n / 2 for k, n in (("cx", width), ("cy", height)))
     if "w" not in values and not (0 <= cx <= width and 0 <= cy <= height):
         raise SceneError(
             f"{where}: the principal point ({cx:g}, {cy:g}) lies outside of {width}x{height} images; "
             "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
         )
-    return {"fx": fx, "fy": fy, "cx": cx, "cy": cy}
+    return {"fx": fx, "fy": fy or fx, "cx": cx, "cy": cy}
 
 
 def beaten_angles(values: dict[str, Any], where: str, width: int, height: int) -> list[str]:
     """Angles that contradict fl_x and fl_y, where these are of a stated size and of square pixels: Blender's angles are
     of its sensor, not of the image."""
-    if not {"fl_x", "fl_y", *SIZE} <= values.keys():
-        return []
-    fx, fy = (number(values, key, where, above=0) for key in ("fl_x", "fl_y"))
-    if abs(fx - fy) > ANGLE_TOLERANCE * fx:
-        return []
     found = _focal_lengths(values, where, "x", width) | _focal_lengths(values, where, "y", height)
+    fx, fy = found.get("fl_x", math.inf), found.get("fl_y", 0)
+    if not values.keys() >= set(SIZE) or abs(fx - fy) > ANGLE_TOLERANCE * fx:
+        return []
     return [key for key, focal in found.items() if abs(focal - fx) > ANGLE_TOLERANCE * fx]
 
 
