@@ -217,7 +217,6 @@ BAD = {  # a change of the file, and what the error has to name
     "a_part_of_a_lens": (edit({"k1": 0.3}, k1=0.1, p1=0.2), "frame 0", "k1", "p1"),
     "is_fisheye_text": (edit(is_fisheye="false"), "frame 0", "is_fisheye", "'false'"),
     "internal_model": (edit(camera_model="RADIAL4_TANGENTIAL"), "frame 0", "camera_model"),
-    "ply_no_ply": (edit(ply_file_path=MAIN), MAIN, "PLY"),
     "mask_of_one": (edit({"mask_path": "m.png"}), "frame 1", "mask_path"),
     "split_unknown": (edit(test_filenames=["images/9.png"]), "test_filenames", "images/9.png"),
     "split_text": (edit(val_filenames="images/0.png"), "val_filenames", "list"),
