@@ -24,11 +24,10 @@ from nerfkit.data.scene_transform import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.diagnostics import box_diagnostics, camera_diagnostics, solve_diagnostics
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.errors import SceneError
-from nerfkit.safe_io import nearest, printable
+from nerfkit.safe_io import first_of, nearest, printable
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
-SHOWN_NAMES = 3
 CUT_OUT = "data.masks is alpha: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
 TAKEN = {  # by the kind of the frame
@@ -49,9 +48,7 @@ def resolve_files(capture: Capture, folder: Path) -> Capture:
     find = partial(nearest, folders=places_of(folder))
     near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
     found |= near
-    images = [
-        replace(image, file=near.get(image.file, image.file), found=found[image.file]) for image in capture.images
-    ]
+    images = [replace(i, file=near.get(i.file, i.file), found=found[i.file]) for i in capture.images]
     notes = notes_of(*capture.notes, *note_of_others(near, len(images)))
     return _without_paths(replace(capture, images=images, notes=notes))
 
@@ -65,11 +62,8 @@ def _without_paths(capture: Capture) -> Capture:
     splits = {split: names for split, names in capture.splits.items() if split not in bare}
     by_name = {image.name: image for image in capture.images}
     paths = {split: [by_name[name] for name in names] for split in sorted(bare) if (names := capture.splits[split])}
-    notes = [
-        f"the {len(images)} cameras of {split} have no images: they are a camera path, not scored (nerfkit render RUN "
-        f"--cameras {split})"
-        for split, images in paths.items()
-    ]
+    what = "have no images: they are a camera path, not scored (nerfkit render RUN --cameras"
+    notes = [f"the {len(images)} cameras of {split} {what} {split})" for split, images in paths.items()]
     unlisted = {image.name for images in paths.values() for image in images}.difference(*splits.values())
     images = [image for image in capture.images if image.name not in unlisted]
     return replace(capture.of_images(images), splits=splits, paths=paths, notes=notes_of(*capture.notes, *notes))
@@ -91,12 +85,10 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
     """
     lens, width, height = image.lens, header.width, header.height
     if not has_shape(lens, width, height):
-        is_turned = (lens.height, lens.width) == (width, height)
-        turned = ", turned: its EXIF orientation may be missing" if is_turned else ""
+        turned = ", turned (is its EXIF missing?)" * ((lens.height, lens.width) == (width, height))
         raise SceneError(
             f"image {printable(image.found or image.file)} is {width}x{height}{turned}, but its camera is of "
-            f"{lens.width}x{lens.height} images; give the images that the camera was found with, or resized ones of "
-            "the same shape"
+            f"{lens.width}x{lens.height} images; give those that the camera was found with, or resized ones"
         )
     if (lens.width, lens.height) != (width, height):
         lens = lens.resized(width, height)
@@ -139,10 +131,9 @@ def assemble(
     training, alpha_masks = [image.name for image in splits["train"]], data.masks == "alpha"
     judged = judge(capture, headers, training, data)
     headers = judged.headers
-    if alpha_masks:
-        if lines := cut_out_diagnostics(images, headers):
-            raise SceneError(lines[0])
-        notes.append(CUT_OUT)
+    if alpha_masks and (lines := cut_out_diagnostics(images, headers)):
+        raise SceneError(lines[0])
+    notes += [CUT_OUT] * alpha_masks
     if transform is None:
         transform = choose_transform(capture, training, judged, data.box, unbounded)
 
@@ -174,17 +165,17 @@ def assemble(
 def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind: str) -> tuple[str, ...]:
     """What a scene is, for whoever took its images: `lenses` are those of the images that exist, `counts` each split's,
     `kind` is the frame's."""
-    n_lenses, n_missing = len(set(lenses)), len(capture.images) - len(lenses)
+    name, n_lenses, n_missing = printable(capture.name), len(set(lenses)), len(capture.images) - len(lenses)
     if not lenses:
-        return (f"{printable(capture.name)}: none of the {n_missing} images that are listed can be read.",)
+        return (f"{name}: none of the {n_missing} images that are listed can be read.",)
     what = "panoramas" if all(lens.is_panorama for lens in lenses) else "images"
-    train, test = (f"{counts.get(split, 0) or 'none'}" for split in ("train", "test"))
+    sizes = format_sizes([(lens.width, lens.height) for lens in lenses])
+    of_lenses = "one lens" if n_lenses == 1 else f"{n_lenses} lenses"
+    missing = f"{n_missing} more are listed, but missing or broken" if n_missing else "No image is missing"
+    train, test = (counts.get(split, 0) or "none" for split in ("train", "test"))
     return (
-        f"{printable(capture.name)}: {len(lenses)} {what} of "
-        f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
-        f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
-        f"{f'{n_missing} more are listed, but missing or broken' if n_missing else 'No image is missing'}; "
-        f"{train} to train on, {test} held out for scoring.",
+        f"{name}: {len(lenses)} {what} of {sizes} from {of_lenses}, {TAKEN[kind]}.",
+        f"{missing}; {train} to train on, {test} held out for scoring.",
     )
 
 
@@ -194,10 +185,8 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     missing = [image for image in capture.images if image.found is None]
     if not missing:
         return there, []
-    names = ", ".join(map(printable, sorted(image.name for image in missing)[:SHOWN_NAMES]))
-    note = (
-        f"{len(there)} of {len(capture.images)} listed images are there; {len(missing)} are missing, the first: {names}"
-    )
+    note = f"{len(there)} of {len(capture.images)} listed images are there; {len(missing)} are missing, the first: "
+    note += first_of(image.name for image in missing)
     trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
     if len(there) < len(missing) and 2 * sum(image.name in trained for image in there) < len(trained):
         what = f"put them where the files name them, or correct the files{beside(missing[0].file)}"
@@ -207,12 +196,9 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
 
 def cut_out_diagnostics(images: list[PosedImage], headers: dict[str, ImageHeader]) -> list[str]:
     """A line if one of the images would keep its background."""
-    whole = [image for image in images if image.mask is None and not headers[image.name].has_alpha]
-    return [
-        f"data.masks is alpha, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "
-        f"{printable(image.found or image.file)}; give masks of all, or take the images away"
-        for image in whole[:1]
-    ]
+    whole = [image.found or image.file for image in images if not (image.mask or headers[image.name].has_alpha)]
+    what = f"data.masks is alpha, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first"
+    return [f"{what}: {printable(file)}; give masks of all, or take the images away" for file in whole[:1]]
 
 
 def choose_transform(
@@ -249,9 +235,8 @@ def choose_transform(
 def turned_for(lens: Lens, header: ImageHeader) -> ImageHeader:
     """How an image is read: turned by its EXIF orientation, unless the lens is of the stored pixels' shape."""
     stored = header.as_stored()
-    if not has_shape(lens, header.width, header.height) and has_shape(lens, stored.width, stored.height):
-        return stored
-    return header
+    is_stored = not has_shape(lens, header.width, header.height) and has_shape(lens, stored.width, stored.height)
+    return stored if is_stored else header
 
 
 def has_shape(lens: Lens, width: int, height: int) -> bool:

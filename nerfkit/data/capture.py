@@ -137,10 +137,7 @@ def rotations_of(quaternions: np.ndarray) -> np.ndarray:
 
 def check_rotation(rotation: np.ndarray, where: str) -> None:
     """Raise SceneError naming `where` if a matrix [3, 3] is no rotation."""
-    determinant = float(np.linalg.det(rotation))
-    if abs(determinant - 1) > ROTATION_TOLERANCE:
-        cause = "the axes are mirrored" if determinant < 0 else "the matrix is scaled"
-        raise SceneError(f"{where}: the rotation has determinant {determinant:.4g} instead of 1: {cause}")
-    skew = float(np.abs(rotation @ rotation.T - np.eye(3)).max())
-    if skew > ROTATION_TOLERANCE:
-        raise SceneError(f"{where}: the rotation's axes are not orthogonal (off by {skew:.3g})")
+    determinant, skew = np.linalg.det(rotation), np.abs(rotation @ rotation.T - np.eye(3)).max()
+    if abs(determinant - 1) > ROTATION_TOLERANCE or skew > ROTATION_TOLERANCE:
+        cause = "it is mirrored" if determinant < 0 else "it is scaled, or its axes are not orthogonal"
+        raise SceneError(f"{where}: the rotation has determinant {determinant:.4g}, and should have 1: {cause}")

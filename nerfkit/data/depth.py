@@ -38,16 +38,12 @@ CELLS, BEHIND = 24, 0.1  # of an image's longer side; share of its distance by w
 
 
 def read_depth(depth: DepthFile, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, bool, float]:
-    """Lengths [H, W] float32 of a depth file at a `size` (width, height), in the units of the poses; how much each
-    counts, 0 to 1; whether they are along the ray instead of the camera's axis; and the unit.
-
-    Nearest pixels are taken, none is mixed with another.
-    """
+    """Lengths [H, W] float32 of the nearest pixels of a depth file at a `size` (width, height), in the units of the
+    poses; how much each counts, 0 to 1; whether they are along the ray instead of the camera's axis; and the unit."""
     file = depth.file
     values, name = _array(file)
     if values.dtype == np.uint8:
-        what = "has 8 bits, which measure nothing; give 16, or take the files away"
-        raise SceneError(f"depth image {printable(file)} {what}")
+        raise SceneError(f"depth image {printable(file)} has 8 bits, which measure nothing; give 16")
     unit = depth.unit or (1.0 if values.dtype.kind == "f" else MILLIMETERS)
     lengths = _resized(values, size, file).astype(np.float32) * np.float32(unit)
     counts = np.ones_like(lengths)
@@ -63,17 +59,17 @@ def read_depth(depth: DepthFile, size: tuple[int, int]) -> tuple[np.ndarray, np.
 
 def _array(file: Path) -> tuple[np.ndarray, str]:
     """The numbers [H, W] of a file, and what they are called there."""
-    ending, name = file.suffix.lower(), ""
+    ending, name, preference = file.suffix.lower(), "", lambda name: (not DEPTHS.search(name), name)
     try:
         if ending == ".exr":
             import OpenEXR
 
             channels = OpenEXR.File(str(file), separate_channels=True).channels()
-            name = _first(channels)
+            name = min(channels, key=preference)
             values = channels[name].pixels
         elif ending in (".npy", ".npz"):
             content = np.load(io.BytesIO(read_regular(file, FILE_LIMIT, "depth image", SceneError)), allow_pickle=False)
-            name = _first(content.files) if ending == ".npz" else ""
+            name = min(content.files, key=preference) if ending == ".npz" else ""
             values = content[name] if name else content
         elif ending == ".bin":  # of COLMAP: width&height&channels&, and the numbers
             *shape, content = read_regular(file, FILE_LIMIT, "depth image", SceneError).split(b"&", 3)
@@ -93,15 +89,11 @@ def _array(file: Path) -> tuple[np.ndarray, str]:
     return values, name
 
 
-def _first(names: Sequence[str]) -> str:
-    return min(names, key=lambda name: (not DEPTHS.search(name), name))
-
-
 def _resized(values: np.ndarray, size: tuple[int, int], file: Path) -> np.ndarray:
     (height, width), (columns, rows) = values.shape, size
     if abs(width * rows / (height * columns) - 1) > SHAPE:
-        shape = f"{width}x{height}, of another shape than its image, {columns}x{rows}"
-        raise SceneError(f"depth image {printable(file)} is {shape}")
+        what = f"depth image {printable(file)} is {width}x{height}, of another shape than its image"
+        raise SceneError(f"{what}, {columns}x{rows}")
     row, column = ((np.arange(n) * 2 + 1) * side // (2 * n) for n, side in ((rows, height), (columns, width)))
     return values[row[:, None], column]
 

@@ -93,9 +93,8 @@ def load_capture(
     out = _path(sfm_dir) if sfm_dir else None
     if of_run and not any((sparse := root_of(folder, out) / "sparse").glob("*")):
         raise SceneError(
-            f"{printable(folder)} has no camera poses: those of the run were found into {printable(sparse)}, which is "
-            "gone, and if found anew they would be in another frame. Put it back, give the folder that it is in now "
-            "with --data (with train, --data.sfm_dir), or train again"
+            f"poses of the run were found into {printable(sparse)}, which is gone; found anew, they would be in "
+            "another frame. Put it back, give its folder with --data (with train, --data.sfm_dir), or train again"
         )
     report(f"{printable(folder)} has no camera poses; they are looked for")
     if beside := poses_beside(folder):
@@ -109,19 +108,17 @@ def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
     if not path:
         raise SceneError("no scene is given; type its folder after the command: nerfkit train FOLDER")
     folder = _path(path)
+    if not os.path.lexists(folder):
+        raise SceneError(f"the folder '{printable(folder)}' {missing_hint(folder)}")
     if not os.path.isdir(folder) and not (os.path.isfile(folder) and folder.suffix.lower() in VIDEOS):
-        if not os.path.lexists(folder):
-            raise SceneError(f"the folder '{printable(folder)}' {missing_hint(folder)}")
         meant = f"did you mean the folder '{printable(folder.parent)}'?"
         raise SceneError(f"'{printable(folder)}' is neither a folder nor a video; {meant}")
     if format not in ("auto", *readers.READERS):
         raise SceneError(f"data.format: {format!r} is unknown; use auto, {', '.join(readers.READERS)}")
     found = readers.formats_of(folder)
     if format != "auto" and format not in found and found:
-        raise SceneError(
-            f"data.format: {format} needs {readers.READERS[format].needs}, but '{printable(folder)}' looks like "
-            f"{' or '.join(found)}; leave out --data.format, or choose {' or '.join(found)}"
-        )
+        others, what = " or ".join(found), f"data.format: {format} needs {readers.READERS[format].needs}"
+        raise SceneError(f"{what}, but '{printable(folder)}' looks like {others}; leave it out, or choose {others}")
     if formats := found if format == "auto" else [format]:
         return folder, formats
     _check_photos(folder, poses_beside(folder))
@@ -134,9 +131,8 @@ def poses_beside(folder: Path) -> str:
         for file in sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")])[:3]:
             with suppress(SceneError, OSError), open_regular(file, FILE_LIMIT, "file", SceneError) as opened:
                 if re.search(start, opened.read(START).decode("utf-8", "replace"), re.I | re.M):
-                    return (
-                        f"{printable(file)} holds poses and scale of {program}, which are not read; to keep them, {way}"
-                    )
+                    what = f"{printable(file)} holds poses and scale of {program}"
+                    return f"{what}, which are not read; to keep them, {way}"
     names = sorted(file.name for file in folder.glob("*") if MAY_HOLD.fullmatch(file.name))
     return f"{printable(', '.join(names))} may hold poses, but of no format that is read" if names else ""
 
@@ -173,12 +169,9 @@ def _check_photos(folder: Path, beside: str) -> None:
             around = folder.resolve().parent  # of the folder "sparse" of a scene
             meant = [around] if readers.formats_of(around) else within[:3]
             raise SceneError(f"{known}{there}; did you mean {' or '.join(map(printable, meant))}?")
-        if not any(place.iterdir()):
-            raise SceneError(f"the folder '{printable(place)}' is empty; put photos or a scene there, or give another")
         formats = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
         there = f"there are no photos (JPEG, PNG, WebP) and no scene of a known format in '{printable(place)}'"
         raise SceneError(f"{known}{there}. Of the formats, {formats}")
-    folder = folder.resolve()
-    if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
-        scene = printable(folder.parent)
-        raise SceneError(f"'{printable(folder)}' holds the images of the scene '{scene}'; give that folder")
+    scene = folder.resolve().parent
+    if IMAGE_FOLDER.fullmatch(folder.resolve().name) and readers.formats_of(scene):
+        raise SceneError(f"'{printable(folder)}' holds the images of the scene '{printable(scene)}'; give that folder")

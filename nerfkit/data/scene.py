@@ -71,28 +71,21 @@ class Views:
 
     def bytes(self, with_depth: bool = False) -> int:
         """Memory that the images take."""
-        return self.n_pixels() * (self.channels + self._ignores + 4 * (with_depth and any(self.depths)))
-
-    @property
-    def _ignores(self) -> bool:  # whether some pixels may not count
-        return any(self.masks) and not self.alpha_masks
+        ignores = any(self.masks) and not self.alpha_masks
+        return self.n_pixels() * (self.channels + ignores + 4 * (with_depth and any(self.depths)))
 
     def load(self, progress_bar: bool = False, with_depth: bool = False, may_be_masked: bool = False) -> ImagePool:
         """All images, resized to their cameras' sizes by area, which of their pixels do not count, and how far they see
-        if that is wanted and there are files of it.
-
-        Raises SceneError if the masks leave nothing of any of them, unless that `may_be`.
-        """
+        if that is wanted. Raises SceneError if masks leave nothing of any, unless that `may_be`."""
         sizes = self.cameras.sizes()
         decoding = self._bytes_to_decode(sizes)
         n_threads = threads_to_decode(decoding, min(MAX_THREADS, len(self.files)), self.bytes(with_depth))
         if not n_threads:
-            raise SceneError(
-                f"the images need {self.bytes(with_depth) / 2**30:.1f} GB, and {decoding / 2**30:.1f} GB more to "
-                f"decode one, but {free_memory() / 2**30:.1f} GB are free; raise data.downscale, or shrink the files"
-            )
+            needed, more, free = (n / 2**30 for n in (self.bytes(with_depth), decoding, free_memory()))
+            what = f"the images need {needed:.1f} GB, and {more:.1f} GB more to decode one, but {free:.1f} GB are free"
+            raise SceneError(f"{what}; raise data.downscale, or shrink the files")
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
-        ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
+        ignored = torch.zeros(len(pixels), dtype=torch.bool) if any(self.masks) and not self.alpha_masks else None
         depth = torch.zeros(len(pixels), 2, dtype=torch.float16) if with_depth and any(self.depths) else None
         counts = torch.tensor([width * height for width, height in sizes])
         ends = counts.cumsum(0)
@@ -115,11 +108,9 @@ class Views:
             done = pool.map(fill, range(len(self.files)))
             list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=not progress_bar))
         if ignored is not None and ignored.all() and not may_be_masked:
-            color = "white" if self.white_ignores else "black"
-            raise SceneError(
-                f"masks leave nothing of the {len(self.files)} images: all pixels are {color}, which is ignored "
-                f"(the first: {printable(self.masks[0])}); correct the masks, or take them away to use all pixels"
-            )
+            why = f"all pixels are {'white' if self.white_ignores else 'black'}, which is ignored"
+            what = f"masks leave nothing of the {len(self.files)} images: {why} ({printable(self.masks[0])})"
+            raise SceneError(f"{what}; correct the masks, or take them away to use all pixels")
         return ImagePool(pixels, first, tuple(sizes), ignored, depth)
 
     def _depth(self, view: int, size: tuple[int, int]) -> Tensor:
@@ -130,10 +121,8 @@ class Views:
             distance /= self.cameras.z_per_distance(view, self.cameras.image_rays(view).directions)
         depth = torch.stack([distance, counts], dim=-1).half()  # exact to 0.05 %
         if (depth[:, 0].isinf() & distance.isfinite()).any():
-            raise SceneError(
-                f"depth image {printable(self.depths[view].file)} has more than 65504 units of the model, which cannot "
-                "be kept; leave data.box out, or give --trainer.depth 0"
-            )
+            what = f"depth image {printable(self.depths[view].file)} has more than 65504 units of the model"
+            raise SceneError(f"{what}, which cannot be kept; leave data.box out, or give --trainer.depth 0")
         return torch.where((depth.isfinite() & (depth > 0)).all(-1, keepdim=True), depth, 0)
 
     def _bytes_to_decode(self, sizes: list[tuple[int, int]]) -> int:

@@ -51,11 +51,11 @@ class ImagePool:
 
     def image(self, view: int) -> Tensor:
         """One image, [H, W, 3 or 4] uint8."""
-        return self._image(self.pixels, view)
+        return self.pixels[self.rows(view)].unflatten(0, self.sizes[view][::-1])
 
     def mask(self, view: int) -> Tensor | None:
         """Pixels of one image that do not count, [H, W] bool; None if all count."""
-        return None if self.ignored is None else self._image(self.ignored, view)
+        return None if self.ignored is None else self.ignored[self.rows(view)].unflatten(0, self.sizes[view][::-1])
 
     def stack(self) -> Tensor:
         """All images, [V, H, W, 3 or 4] uint8; raises SceneError if their sizes differ."""
@@ -82,9 +82,6 @@ class ImagePool:
         unit = torch.rand(len(view), device=view.device, generator=generator_on(view.device))
         by_latitude = ((0.5 + torch.asin(2 * unit - 1) / math.pi) * height).long()
         return torch.where(height > 0, by_latitude, row)
-
-    def _image(self, values: Tensor, view: int) -> Tensor:
-        return values[self.rows(view)].unflatten(0, self.sizes[view][::-1])
 
 
 class Batch(NamedTuple):
@@ -145,16 +142,8 @@ class Sightings(NamedTuple):
 
 
 class TrainingViews:
-    """Cameras and their images, of which batches are drawn on one device.
-
-    Args:
-        cameras: V of them, on `device`.
-        images: an ImagePool, or images of one size, [V, H, W, 3 or 4] uint8; where not on `device`, they are moved
-            there, all or some at a time.
-        background: as in data.background.
-        device: of the batches; that of the images if None.
-        n_steps: of the training.
-    """
+    """V cameras on a device, that of the images without one, and their images, of which batches are drawn there: a
+    pool, or of one size, [V, H, W, 3 or 4] uint8. All are moved there, or some at a time, in `n_steps` of training."""
 
     def __init__(
         self,
@@ -167,10 +156,9 @@ class TrainingViews:
         if isinstance(images, Tensor):
             wanted = [len(cameras), *reversed(cameras.size())]
             if images.dtype != torch.uint8 or list(images.shape[:-1]) != wanted or images.shape[-1] not in (3, 4):
-                raise SceneError(
-                    f"images must be uint8 [{', '.join(map(str, wanted))}, 3 or 4], as the cameras are, got "
-                    f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
-                )
+                got = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
+                needed = f"uint8 [{', '.join(map(str, wanted))}, 3 or 4], as the cameras are"
+                raise SceneError(f"images must be {needed}, got {got}")
             count, height, width = images.shape[:-1]
             first = torch.arange(count, device=images.device) * (height * width)
             images = ImagePool(images.flatten(0, 2), first, ((width, height),) * count)
@@ -219,10 +207,7 @@ class DrawnPixels(NamedTuple):
 
 
 def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> ResidentPixels | StreamingPixels:
-    """All images on the device, where they fit into half of its free memory, else a window of them.
-
-    In `n_steps` of training every image comes into the window, if one step for each is enough.
-    """
+    """All images on the device, where they fit into half of its free memory, else a window of them."""
     free = available_memory(device)
     is_there = pool.pixels.device.type == device.type and device.index in (None, pool.pixels.device.index)
     if is_there or free is None or pool.bytes() <= SHARE_OF_IMAGES * free:
@@ -263,30 +248,24 @@ class ResidentPixels:
 
 
 class StreamingPixels:
-    """K of the V images are on the device; every few steps the oldest makes room for another.
-
-    Images come in the order of one random permutation after another, each of which shows every image once; where one
-    ends, an image may be there twice. A thread puts the next one into pinned memory while steps run.
-    """
+    """K of the V images are on the device; every few steps the oldest makes room for another, in the order of one
+    random permutation of all after another. A thread puts the next one into pinned memory while steps run."""
 
     def __init__(self, pool: ImagePool, device: torch.device, n_bytes: int, n_steps: int = 10**9):
         self.pool, self.device = pool, device
         self.slot_size = max(width * height for width, height in pool.sizes)  # pixels
         n_slots = min(len(pool), n_bytes // (self.slot_size * (pool.bytes() // len(pool.pixels))))
         if n_slots < min(MIN_WINDOW, len(pool)):
-            raise SceneError(
-                f"not even {MIN_WINDOW} images fit into {n_bytes / 2**30:.1f} GB, half of the free memory of {device}; "
-                "raise data.downscale"
-            )
+            where = f"{n_bytes / 2**30:.1f} GB, half of the free memory of {device}"
+            raise SceneError(f"not even {MIN_WINDOW} images fit into {where}; raise data.downscale")
         self.n_slots = n_slots
         self.every = max(1, min(REFRESH_EVERY, (n_steps - 1) // max(1, len(pool) - n_slots)))  # steps
-        too_few = n_slots + (n_steps - 1) // self.every < len(pool)
         self.description = (
             f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {self.every} steps: all take "
             f"{pool.bytes() / 2**30:.1f} GB, more than half of its free memory"
-            + "; TOO FEW STEPS for all of them to be seen"
-            * too_few
         )
+        if n_slots + (n_steps - 1) // self.every < len(pool):
+            self.description += "; TOO FEW STEPS for all of them to be seen"
         n_pixels = n_slots * self.slot_size
         self.parts = [
             None if part is None else torch.empty(n_pixels, *part.shape[1:], dtype=part.dtype, device=device)
@@ -350,11 +329,8 @@ class StreamingPixels:
         return [part.pin_memory() if pinned and part is not None else part for part in parts]
 
     def _fill(self, slot: int, view: int) -> None:
-        if self.staged is not None and self.staged[0] == view:
-            staged = self.staged[1].result()
-        else:
-            staged = self._stage(view)
-        start = slot * self.slot_size
+        is_staged = self.staged is not None and self.staged[0] == view
+        staged, start = self.staged[1].result() if is_staged else self._stage(view), slot * self.slot_size
         for part, of_image in zip(self.parts, staged, strict=True):
             if part is not None:
                 part[start : start + len(of_image)].copy_(of_image, non_blocking=True)

@@ -70,14 +70,11 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         height, width = out.shape[:2]
         stored = header.as_stored()
         if image.size != (stored.width, stored.height):
-            now, was = f"{image.width}x{image.height}", f"{stored.width}x{stored.height}"
-            raise SceneError(f"image {printable(path)} is {now} now, but was {was} a moment ago")
+            raise SceneError(f"image {printable(path)} has another size now than a moment ago, when it was looked at")
         _decode(image, path)
         if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
-            raise SceneError(
-                f"image {printable(path)} is transparent in places, where others are opaque; save all of them without "
-                "alpha"
-            )
+            what = f"image {printable(path)} is transparent in places, where others are opaque"
+            raise SceneError(f"{what}; save all of them without alpha")
         image = _eight_bits(image, header.bits)
         if header.turn != 1:
             image = image.transpose(TRANSPOSES[header.turn])
@@ -141,26 +138,21 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             raise SceneError(f"image {printable(path)} is empty (0 bytes); {REMEDY}")
         try:
             with Image.open(file, formats=FORMATS) as image:
+                problem = ""
                 if image.mode not in MODES:
-                    raise SceneError(
-                        f"image {printable(path)} has the color space {image.mode}; save it as RGB, RGBA or gray"
-                    )
-                if image.mode.startswith("I") and "transparency" in image.info:
-                    raise SceneError(
-                        f"image {printable(path)} is 16-bit gray with a transparent value; save it as RGBA"
-                    )
-                if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
-                    raise SceneError(
-                        f"image {printable(path)} is animated; save the frame that you want as a separate file"
-                    )
+                    problem = f"has the color space {image.mode}; save it as RGB, RGBA or gray"
+                elif image.mode.startswith("I") and "transparency" in image.info:
+                    problem = "is 16-bit gray with a transparent value; save it as RGBA"
+                elif image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
+                    problem = "is animated; save the frame that you want as a separate file"
+                if problem:
+                    raise SceneError(f"image {printable(path)} {problem}")
                 yield image
         except SceneError:
             raise
         except UnidentifiedImageError:
             what = "is no PNG, JPEG or WebP file, whatever its name says; convert it, or copy it again"
             raise SceneError(f"image {printable(path)} {what}") from None
-        except Image.DecompressionBombError as error:
-            raise SceneError(f"image {printable(path)} is too large to be read: {error}") from None
         except Exception as error:  # decoders raise nearly anything where a file is broken
             cause = printable(str(error) or type(error).__name__)
             raise SceneError(f"image {printable(path)} cannot be read, is it truncated? ({cause}); {REMEDY}") from None
@@ -187,10 +179,8 @@ def _decode(image: Image.Image, path: Path) -> None:
     told_late = image.format == "PNG" and "exif" not in image.info  # a PNG may tell it after its pixels
     image.load()
     if told_late and (orientation := _orientation(image)) != 1:
-        raise SceneError(
-            f"image {printable(path)} stores its EXIF orientation ({orientation}) after its pixels, which is not "
-            "supported; save it rotated, without the tag"
-        )
+        what = f"image {printable(path)} stores its EXIF orientation ({orientation}) after its pixels"
+        raise SceneError(f"{what}, which is not supported; save it rotated, without the tag")
 
 
 class MaskKind(NamedTuple):
@@ -201,18 +191,14 @@ class MaskKind(NamedTuple):
 
 
 def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -> np.ndarray:
-    """Where a mask is white, bool [H, W], of `size` (width, height).
-
-    It is resized, to the nearest pixel, where it has another size. Raises SceneError if it has another shape.
-    """
+    """Where a mask is white, bool [H, W], resized to the nearest pixel of `size` (width, height); raises SceneError if
+    it has another shape."""
     width, height = size
     with _opened(path) as image:
         scale_x, scale_y = image.width / width, image.height / height
         if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
-            raise SceneError(
-                f"mask {printable(path)} is {image.width}x{image.height}, of another shape than its image, "
-                f"{width}x{height}"
-            )
+            what = f"mask {printable(path)} is {image.width}x{image.height}, of another shape than its image"
+            raise SceneError(f"{what}, {width}x{height}")
         image.load()
         kind = kind or MaskKind()
         levels = _levels(image, kind.in_alpha)

@@ -215,7 +215,7 @@ def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | No
     file = folder / f"points3D{form}"
     points = FORMS[form].points(file) if os.path.lexists(file) else None
     if points is None or not len(points.positions):
-        return None, [f"the model has no points: {file.name} is missing or holds none"]
+        return None, [f"the model has no points: there is no {file.name}, or it is empty"]
     check_positions(points.positions, printable(file))
     order = np.argsort(image_ids)
     views = order[np.searchsorted(image_ids, points.views, sorter=order).clip(max=len(order) - 1)]
