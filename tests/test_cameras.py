@@ -459,7 +459,7 @@ BAD = {  # arguments, and what the error has to name
     "few_params": (("OPENCV", (500.0, 500.0, 320.0, 240.0), 640, 480), "OPENCV", "8", "k1, k2, p1, p2", "4"),
     "nan": (("SIMPLE_PINHOLE", (500.0, math.nan, 240.0), 640, 480), "cx", "nan"),
     "coefficient_10_to_400": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, 10**400), 640, 480), "k1"),
-    "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0"),
+    "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0.0"),
     "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
     "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
     "alpha": (("EUCM", (500.0, 500.0, 320.0, 240.0, 1.2, 1.0), 640, 480), "EUCM", "alpha", "from 0 to 1", "1.2"),

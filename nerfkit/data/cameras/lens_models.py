@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -175,26 +175,6 @@ class Equations:
     values: tuple[float, ...]  # its parameters
     distortions: tuple[Distortion, ...]  # one after another
 
-    @classmethod
-    def of(cls, model: str, params: tuple[float, ...]) -> Equations:
-        """Those of a row of MODELS."""
-        row = MODELS[model]
-        named = dict(zip(row.names, params, strict=True))
-        terms = ([tuple(named.get(n, 0.0) for n in names.split()) for names in stage] for stage in row.distortions)
-        stages = (Distortion(*of_stage) for of_stage in terms)
-        values = tuple(named[name] for name in row.names if name in ("omega", "k", "alpha", "beta"))
-        return cls(row.projection, values, tuple(stage for stage in stages if stage.distorts))
-
-    @property
-    def is_pinhole(self) -> bool:
-        """Whether nothing is distorted."""
-        return self.projection == "perspective" and not self.distortions
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether directions beyond 90 degrees from the axis may be seen."""
-        return PROJECTIONS[self.projection].is_wide(*self.values)
-
     def project(self, points: Tensor) -> Tensor:
         """(x', y') [N, 2] of points [N, 3]; NaN where they are not seen."""
         plane, seen = PROJECTIONS[self.projection].project(points, *self.values)
@@ -210,6 +190,16 @@ class Equations:
         return normalize(PROJECTIONS[self.projection].unproject(plane, *self.values), dim=-1)
 
 
+@lru_cache(maxsize=4096)
+def equations_of(model: str, params: tuple[float, ...]) -> Equations:
+    """Those of a row of MODELS."""
+    row = MODELS[model]
+    named = dict(zip(row.names, params, strict=True))
+    stages = [[tuple(named.get(n, 0.0) for n in names.split()) for names in stage] for stage in row.distortions]
+    values = tuple(named[name] for name in row.names if name in ("omega", "k", "alpha", "beta"))
+    return Equations(row.projection, values, tuple(Distortion(*stage) for stage in stages if any(map(any, stage))))
+
+
 @dataclass(frozen=True)
 class Distortion:
     """Radial, tangential and prism distortion of a plane. With r2 = x2 + y2:
@@ -223,11 +213,6 @@ class Distortion:
     denominator: tuple[float, ...]  # d1 ...
     tangential: tuple[float, ...] = (0.0, 0.0)  # p1, p2
     prism: tuple[float, ...] = ()  # s1 .. s4, or none
-
-    @property
-    def distorts(self) -> bool:
-        """Whether any coefficient is not 0."""
-        return any(self.numerator + self.denominator + self.tangential + self.prism)
 
     @property
     def _is_radial(self) -> bool:
@@ -252,7 +237,15 @@ class Distortion:
     def invert(self, distorted: Tensor) -> Tensor:
         """(x, y) [N, 2] of (x', y') [N, 2]; where there is none, NaN or far off."""
         plane = self._undistort_radial(distorted)
-        return plane if self._is_radial else self._newton(plane, distorted)
+        for _ in range(0 if self._is_radial else NEWTON_ITERATIONS):
+            error_x, error_y = (self.apply(plane) - distorted).unbind(-1)
+            xx, xy, yx, yy = self._slopes(plane)
+            step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1)
+            step = step / (xx * yy - xy * yx)[:, None]
+            plane = plane - step
+            if not (step.abs() > TOLERANCE * (1 + plane.abs())).any():
+                break
+        return plane
 
     def apply(self, plane: Tensor) -> Tensor:
         """(x', y') [N, 2] of (x, y) [N, 2]."""
@@ -291,10 +284,8 @@ class Distortion:
         return xx, xy, yx, yy
 
     def _undistort_radial(self, distorted: Tensor) -> Tensor:
-        """(x, y) [N, 2] whose radial distortion alone gives (x', y') [N, 2]; NaN where nothing does.
-
-        If there is more, it is a start for Newton, and (x', y') may lie a little beyond what radial terms reach.
-        """
+        """(x, y) [N, 2] whose radial distortion alone gives (x', y') [N, 2], NaN where nothing does; or, if there is
+        more, a start for Newton, whose (x', y') may lie a little beyond what radial terms reach."""
 
         def radius_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
             factor, slope = self._factor(r * r)
@@ -306,18 +297,6 @@ class Distortion:
             target = target.minimum(radius_and_slope(target.new_tensor(0.999 * self.fold))[0])
         radius = _invert_rising(radius_and_slope, target, self.fold, 1e-4 if is_start else TOLERANCE)
         return distorted * torch.where(norm > 0, radius / norm, 1)[:, None]
-
-    def _newton(self, plane: Tensor, distorted: Tensor) -> Tensor:
-        """(x, y) [N, 2] that give (x', y'), from a start that is near."""
-        for _ in range(NEWTON_ITERATIONS):
-            error_x, error_y = (self.apply(plane) - distorted).unbind(-1)
-            xx, xy, yx, yy = self._slopes(plane)
-            step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1)
-            step = step / (xx * yy - xy * yx)[:, None]
-            plane = plane - step
-            if not (step.abs() > TOLERANCE * (1 + plane.abs())).any():
-                break
-        return plane
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
@@ -346,10 +325,8 @@ def _first_root(coefficients: list[float] | np.ndarray) -> float:
 def _invert_rising(
     function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, limit: float, tolerance: float = TOLERANCE
 ) -> Tensor:
-    """x [N] from 0 to `limit` at which a function that gives value and slope, rising from 0, reaches target [N] >= 0.
-
-    Newton's steps, and halves of the interval where one would leave it. NaN where the target is not reached.
-    """
+    """x [N] from 0 to `limit` at which a function that gives value and slope, rising from 0, reaches target [N] >= 0;
+    else NaN. Newton's steps, and halves of the interval where one would leave it."""
     high = target.new_tensor(limit)
     if math.isinf(limit):
         wanted, high = target.nan_to_num(0, 0, 0).max() if len(target) else 0, target.new_tensor(1)

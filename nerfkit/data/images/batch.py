@@ -142,8 +142,10 @@ class Sightings(NamedTuple):
 
 
 class TrainingViews:
-    """V cameras on a device, that of the images without one, and their images, of which batches are drawn there: a
-    pool, or of one size, [V, H, W, 3 or 4] uint8. All are moved there, or some at a time, in `n_steps` of training."""
+    """V cameras and their images, of which batches are drawn on a `device`, or else where the images are.
+
+    The images are a pool, or of one size, [V, H, W, 3 or 4] uint8; all are moved there, or some at a time.
+    """
 
     def __init__(
         self,
