@@ -79,20 +79,15 @@ class FrameInputs:
         """What there is, in lines of text."""
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
-            focus = (
-                f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away; the cameras' axes pass it by "
-                f"{rig.miss:.0%} of that distance"
-            )
+            focus = f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, which axes pass by {rig.miss:.0%}"
         lines = [
             f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} (the baseline) from their mean position; "
             f"along the mean viewing direction they spread over {rig.along:.0%} of the baseline",
             f"what the cameras look at: {focus}",
         ]
         if self.points is not None:
-            depths = "none of them in front of a training image"
-            if len(self.depths):
-                low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME))
-                depths = f"depths in training images {low:.4g} to {high:.4g} (99.8 % of them), median {middle:.4g}"
+            low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME)) if len(self.depths) else [0.0] * 3
+            depths = f"depths in training images {low:.4g} to {high:.4g} (99.8 % of them), median {middle:.4g}"
             lines.append(f"points: {len(self.points.positions)}, {depths}")
         if len(self.bounds):
             lines.append(f"bounds of training images: {self.bounds[:, 0].min():.4g} to {self.bounds[:, 1].max():.4g}")
@@ -102,10 +97,8 @@ class FrameInputs:
 def find_scene_transform(
     capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False
 ) -> SceneTransform:
-    """The frame of a capture; near and far follow from the images called `training` alone, from all without any.
-
-    Poses that leave something open are no error: a note says what was assumed.
-    """
+    """The frame of a capture; near and far follow from the images called `training` alone, from all without any. What
+    the poses leave open is assumed, with a note."""
     images, points, names = capture.images, capture.points, set(training or ())
     used = np.array([not names or image.name in names for image in images])
     tangents = np.array([half_tangents(image.lens) for image in images])
@@ -138,11 +131,8 @@ def find_scene_transform(
     if up.is_guess:
         lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
     if center.is_guess or radius.is_guess:
-        text = (
-            "neither poses nor points say how far the scene is, so its size is a guess; "
-            "give sparse points, or data.box around what the cameras see"
-        )
-        lines.append(Note("warning", text))
+        text = "neither poses nor points say how far the scene is, so its size is a guess"
+        lines.append(Note("warning", f"{text}; give sparse points, or data.box around what the cameras see"))
     return _with_extent(transform, inputs, lines, reach)
 
 
@@ -237,11 +227,9 @@ def _with_extent(
     box, box_why = _object_box(transform, inputs, reach) if transform.kind == "object" else _unbounded_box(cloud)
     far, far_why = _far(transform, inputs, box)
     if far <= near:
-        text = (
-            f"near, {near:.4g} model units ({why}), lies beyond all else, which ends at {far:.4g} "
-            f"({far_why}); check that sparse points and poses are of one frame and unit, or give sampling.near"
-        )
-        lines.append(Note("warning", text))
+        text = f"near, {near:.4g} model units ({why}), lies beyond all else, which ends at {far:.4g} ({far_why})"
+        hint = "check that sparse points and poses are of one frame and unit, or give sampling.near"
+        lines.append(Note("warning", f"{text}; {hint}"))
         far, far_why = 2 * near, "twice near, which lies beyond all else"
     lines.append(f"far {far:.4g} model units ({far / transform.scale:.4g} in the files' unit): {far_why}")
     if transform.kind == "forward":
@@ -318,10 +306,8 @@ def _cube(half: float) -> np.ndarray:
 
 
 def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhouettes: Silhouettes) -> SceneTransform:
-    """`transform` of an object, or one in which its box holds what the `silhouettes` of some of the images show.
-
-    It stays as it is where its box does, and is not of another unit.
-    """
+    """`transform` of an object where its box holds what the `silhouettes` of some of the images show, and is not of
+    another unit; or else one whose box does."""
     seen = [
         replace(image, camera_to_world=transform.to_model(image.camera_to_world))
         for image in images
@@ -340,11 +326,9 @@ def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhou
     center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
     box = scale * (hull - center)
     middle, longest = transform.to_input(center), float(np.ptp(hull, axis=0).max())
-    text = (
-        f"kind object: alpha in {len(seen)} images shows it around {vector_text(middle)} in the input, "
-        f"{longest / transform.scale:.4g} long; that is the box {corner_text(box)}, for the usual one meets {held:.1%} "
-        f"of its rays, and is {side / longest:.2g} times as long"
-    )
+    text = f"kind object: alpha in {len(seen)} images shows it around {vector_text(middle)} in the input"
+    text += f", {longest / transform.scale:.4g} long; that is the box {corner_text(box)}, for the usual one meets"
+    text += f" {held:.1%} of its rays, and is {side / longest:.2g} times as long"
     notes = *(() if transform.is_identity else transform.notes), Note("info", text)
     scale, near = scale * transform.scale, scale * transform.near
     return replace(transform, center=middle, scale=scale, near=near, far=FAR, box=box, notes=notes)
