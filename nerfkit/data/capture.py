@@ -38,7 +38,6 @@ def as_warnings(lines: Iterable[str]) -> list[Note]:
 
 
 def texts(notes: Iterable[Note], kind: str) -> list[str]:
-    """Texts of the notes of one kind."""
     return [note.text for note in notes if note.kind == kind]
 
 

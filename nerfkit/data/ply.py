@@ -31,8 +31,6 @@ GRAY = 128  # of points without color
 
 
 class _Element(NamedTuple):
-    """A kind of things that the header announces."""
-
     name: str
     count: int
     fields: list[tuple[str, str]]  # name and numpy's type of every property; of a list, an empty type
@@ -93,7 +91,6 @@ def write_points(file: Path, points: Points) -> None:
 
 
 def _header(text: str, where: str) -> tuple[str, list[_Element]]:
-    """The format, and the elements in order."""
     format, elements = "", []
     for line in text.splitlines():
         match line.split():

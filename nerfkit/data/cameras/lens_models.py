@@ -309,7 +309,6 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 def _derivative(coefficients: tuple[float, ...] | np.ndarray) -> tuple[float, ...]:
-    """Coefficients of the derivative, in rising powers."""
     return tuple(power * value for power, value in enumerate(coefficients))[1:]
 
 

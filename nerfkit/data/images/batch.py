@@ -65,11 +65,9 @@ class ImagePool:
         return self.pixels.unflatten(0, (len(self), height, width))
 
     def bytes(self) -> int:
-        """Memory of the pixels."""
         return sum(part.nbytes for part in self.parts if part is not None)
 
     def rows(self, view: int) -> slice:
-        """Numbers of the pixels of one image."""
         width, height = self.sizes[view]
         start = int(self.first[view])
         return slice(start, start + width * height)
@@ -198,8 +196,6 @@ class TrainingViews:
 
 
 class DrawnPixels(NamedTuple):
-    """R pixels of the training images."""
-
     view: Tensor  # [R] int64
     row: Tensor  # [R] int64
     column: Tensor  # [R] int64
@@ -246,7 +242,7 @@ class ResidentPixels:
         return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.pool.parts))
 
     def advance(self, step: int) -> None:
-        """Nothing moves."""
+        pass
 
 
 class StreamingPixels:

@@ -39,8 +39,6 @@ BAND = 256  # rows that are converted together: a whole image would take as much
 
 
 class ImageHeader(NamedTuple):
-    """Metadata of an image file."""
-
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
     has_alpha: bool  # a file may say so of pixels that are opaque: `nerfkit.data.judging` decides
@@ -170,7 +168,6 @@ def _header(image: Image.Image) -> ImageHeader:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 where there is none."""
     orientation = image.getexif().get(ORIENTATION, 1)
     return orientation if orientation in TRANSPOSES else 1
 
@@ -234,7 +231,6 @@ def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
-    """Bands of rows of `image`, from top to bottom."""
     for top in range(0, image.height, BAND):
         bottom = min(top + BAND, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))

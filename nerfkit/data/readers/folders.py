@@ -80,7 +80,6 @@ def nearest_of(
 
 
 def as_named(file: Path) -> Path | None:
-    """A file, if it is there."""
     return file if os.path.exists(file) else None  # which raises nothing, however long the name
 
 

@@ -184,7 +184,6 @@ def _images_in(folder: Path, *names: str) -> list[Path]:
 
 
 def _values(file: Path, *keys: str) -> list[Any]:
-    """Values of a JSON file's keys, all of which have to be there."""
     content = read_json(file, SceneError, "camera file")
     if missing := [key for key in keys if not isinstance(content, dict) or key not in content]:
         raise SceneError(f"{printable(file)}: keys are missing: {', '.join(missing)}")

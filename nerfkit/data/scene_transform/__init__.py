@@ -137,7 +137,6 @@ def find_scene_transform(
 
 
 def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
-    """The kind, and the test that decided."""
     if has_alpha:
         return "object", "the images have alpha, or are cut out"
     if inputs.looks_around:
@@ -156,7 +155,6 @@ def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
 
 
 def _center(inputs: FrameInputs, kind: str) -> Found:
-    """The centre [3] in the input's frame."""
     rig = inputs.rig
     is_seen = rig.focus is not None and rig.in_front >= INWARD_SHARE and not inputs.looks_around
     if is_seen and rig.baselines_away < CENTER_BASELINES:

@@ -45,7 +45,6 @@ class Rig:
 
     @property
     def positions(self) -> np.ndarray:
-        """[V, 3]"""
         return self.poses[:, :, 3]
 
     @property
@@ -60,8 +59,6 @@ class Rig:
 
 
 class Found(NamedTuple):
-    """A value, and what it follows from."""
-
     value: np.ndarray | float
     why: str
     is_guess: bool = False  # nothing says it for sure

@@ -14,6 +14,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -109,31 +110,23 @@ def _sharpest(video: Path, windows: int) -> Iterator[np.ndarray]:
     """The sharpest frame uint8 [H, W, 3] of each of `windows` equal parts of a video; one at a time is in memory."""
     import imageio_ffmpeg
 
-    path = str(video.resolve())
+    def sharpness(frame: np.ndarray) -> float:
+        gray = Image.fromarray(frame).convert("L").reduce(max(1, frame.shape[1] // SHARPNESS_WIDTH))
+        return ImageStat.Stat(gray.filter(ImageFilter.FIND_EDGES)).var[0]
+
     try:
-        count = imageio_ffmpeg.count_frames_and_secs(path)[0]
-        reader = imageio_ffmpeg.read_frames(path, pix_fmt="rgb24")
-        width, height = next(reader)["size"]
-        windows = min(windows, count)
-        best, best_sharpness, current = None, -1.0, 0
-        for index, data in enumerate(reader):
-            frame = np.frombuffer(data, dtype=np.uint8).reshape(height, width, 3)
-            window = min(index * windows // count, windows - 1)
-            if window != current:
-                yield best
-                best_sharpness, current = -1.0, window
-            gray = Image.fromarray(frame).convert("L").reduce(max(1, width // SHARPNESS_WIDTH))
-            sharpness = ImageStat.Stat(gray.filter(ImageFilter.FIND_EDGES)).var[0]  # of the edges
-            if sharpness > best_sharpness:
-                best, best_sharpness = frame, sharpness
-        if best is None:
+        count = imageio_ffmpeg.count_frames_and_secs(str(video.resolve()))[0]
+        if not count:
             raise ValueError("it holds no frames")
-        yield best
+        reader = imageio_ffmpeg.read_frames(str(video.resolve()), pix_fmt="rgb24")
+        width, height = next(reader)["size"]
+        frames = enumerate(np.frombuffer(data, np.uint8).reshape(height, width, 3) for data in reader)
+        windows = min(windows, count)
+        for _, part in groupby(frames, lambda frame: min(frame[0] * windows // count, windows - 1)):
+            yield max((frame for _, frame in part), key=sharpness)
     except (OSError, RuntimeError, StopIteration, ValueError, KeyError) as error:  # what imageio_ffmpeg raises, too
-        words = str(error).strip().splitlines() or [type(error).__name__]
-        raise SceneError(
-            f"video {printable(video)} cannot be decoded, is it truncated? ({printable(words[-1])})"
-        ) from None
+        cause = printable((str(error).strip().splitlines() or [type(error).__name__])[-1])
+        raise SceneError(f"video {printable(video)} cannot be decoded, is it truncated? ({cause})") from None
 
 
 def _is_made(folder: Path, source: dict[str, int]) -> bool:
@@ -191,9 +184,8 @@ def _link(link: Path, images: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(images.resolve(), target_is_directory=True)
     elif link.resolve() != images.resolve():
-        raise SceneError(
-            f"{printable(link)} is there, and is not the folder of photos {printable(images)}; {ELSEWHERE}"
-        )
+        what = f"{printable(link)} is there, and is not the folder of photos {printable(images)}"
+        raise SceneError(f"{what}; {ELSEWHERE}")
 
 
 def _by_hand(root: Path, images: Path, is_video: bool, reader: str) -> str:
@@ -246,7 +238,6 @@ def _readable(folder: Path, found: list[Photo], images: Path) -> dict[str, Photo
 
 
 def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> None:
-    """Features; images of one lens share a camera."""
     options = pycolmap.FeatureExtractionOptions()
     options.num_threads = THREADS
     lenses: dict[tuple, list[str]] = {}
@@ -272,7 +263,6 @@ def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> N
 
 
 def _match(pycolmap, work: Path, names: list[str], pairs: list[tuple[int, int]]) -> None:
-    """Verified matches of the pairs."""
     options, verification = pycolmap.FeatureMatchingOptions(), pycolmap.TwoViewGeometryOptions()
     options.num_threads, verification.ransac.random_seed = THREADS, SEED
     pairing = pycolmap.ImportedPairingOptions()

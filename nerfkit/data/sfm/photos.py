@@ -40,8 +40,6 @@ VARIED = 0.25  # deviation along the seam, in that of the photo: that of a thing
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo's header."""
-
     name: str  # in its folder, with / between sub-folders
     bytes: int
     lens: tuple  # what photos of one lens have in common: width and height, upright, and what EXIF says of it

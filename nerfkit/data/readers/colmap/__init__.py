@@ -93,7 +93,6 @@ def _find_model(folder: Path) -> tuple[Path, list[str]]:
 
 
 def _short(path: Path, folder: Path) -> str:
-    """A path below the capture's folder for a note."""
     return printable(path.relative_to(folder)) if path != folder else "the folder itself"
 
 
@@ -180,7 +179,6 @@ def _images(folder: Path, form: str) -> list[ImageRecord]:
 
 
 def _lenses(folder: Path, form: str) -> dict[int, Lens]:
-    """Lenses by the cameras' ids."""
     lenses: dict[int, Lens] = {}
     for where, camera_id, lens in FORMS[form].cameras(folder / f"cameras{form}"):
         if camera_id in lenses:

@@ -41,8 +41,6 @@ DEPTH = {"depth_file_path": "depth_unit_scale_factor", "depth_path": "integer_de
 
 @dataclass(frozen=True)
 class _Frame:
-    """A frame of one of the files."""
-
     own: dict[str, Any]  # its values
     content: dict[str, Any]  # the file's
     file: Path
@@ -92,7 +90,6 @@ def read_synthetic(folder: Path) -> Capture:
 
 
 def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
-    """What a file holds."""
     content = safe_io.read_json(file, SceneError, "scene file")
     if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
         notes.append(f"{file.name} holds no views")
@@ -151,7 +148,6 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def _check_distinct(frames: list[_Frame]) -> None:
-    """Raise SceneError if two frames have one image."""
     first: dict[str, _Frame] = {}
     for frame in frames:
         if (before := first.setdefault(os.path.realpath(frame.path), frame)) is not frame:

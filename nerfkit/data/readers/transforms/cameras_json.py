@@ -320,7 +320,6 @@ def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | 
 
 
 def size_of(values: dict[str, Any], where: str) -> tuple[int, int]:
-    """The stated width and height."""
     for key in SIZE:
         value = values.get(key)
         if not is_number(value) or not 1 <= value <= SIDE_LIMIT or value != int(value):
@@ -339,7 +338,6 @@ def number(values: dict[str, Any], key: str, where: str, above: float = -1e9, be
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a JSON file is a number, which true is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
