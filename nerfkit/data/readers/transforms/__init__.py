@@ -28,6 +28,7 @@ from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms import cameras_json
 from nerfkit.data.readers.transforms.chosen import chosen
 from nerfkit.data.readers.transforms.pose_axes import axes_diagnostics
+from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import first_of, nearest, printable
 
@@ -35,6 +36,7 @@ MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in cameras_json.SPLITS}
 DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
+PARSED = 32  # bytes in memory for each byte of a JSON file, about
 Z_UP = (0.0, 0.0, 1.0)
 DEPTH = {"depth_file_path": "depth_unit_scale_factor", "depth_path": "integer_depth_scale"}  # and keys of units
 
@@ -90,6 +92,9 @@ def read_synthetic(folder: Path) -> Capture:
 
 
 def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
+    needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
+    if free is not None and needed > free:
+        raise SceneError(f"{printable(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
     content = safe_io.read_json(file, SceneError, "scene file")
     if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
         notes.append(f"{file.name} holds no views")
