@@ -77,17 +77,6 @@ def test_orbit_goes_round_the_up_axis(cameras):
     assert (made.camera_to_world[:, :, 1] @ up > 0.8).all() and (made.camera_to_world[:, :, 0] @ up).abs().max() < 1e-5
 
 
-def test_spiral_rises_from_5_to_70_degrees_and_back_in_two_turns(cameras):
-    made = paths.spiral(cameras, torch.zeros(3), torch.tensor([0.0, 0, 1]), 64)
-    x, y, z = made.positions.unbind(-1)
-    heights = torch.rad2deg(torch.asin(z / made.positions.norm(dim=-1)))
-    assert heights[0] == pytest.approx(5, abs=0.01) and heights[32] == pytest.approx(70, abs=0.01)
-    assert heights.argmax() == 32 and heights[63] == pytest.approx(heights[1].item(), abs=0.01)
-    angles = torch.atan2(y, x)
-    turned = (angles.roll(-1) - angles + 9 * torch.pi) % (2 * torch.pi) - torch.pi
-    assert turned.sum() == pytest.approx(4 * torch.pi, abs=1e-3)
-
-
 SHARED = Lens("OPENCV", (50.0, 52.0, 49.0, 41.0, -0.2, 0.03, 1e-3, -1e-3), 100, 83)
 FISHEYE = Lens("OPENCV_FISHEYE", (33.0, 33.0, 30.0, 30.5, 0.02, -0.005, 0.001, 0.0), 61, 60)
 NARROW = Lens("SIMPLE_RADIAL", (40.0, 0.5, 10.0, 0.1), 1, 20)
@@ -327,18 +316,6 @@ def test_resized_lenses_project_like_scaled_pixels(model: str, size: tuple[int, 
     assert lens.resized(*SIZE) == lens
     with pytest.raises(SceneError, match="height"):
         lens.resized(10, 10**6)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_which_lenses_are_pinholes_and_which_see_beyond_90_degrees(model: str):
-    names, is_flat = MODELS[model].names, MODELS[model].projection == "perspective"
-    values = [300.0 * (name[0] in "fcwh") + (name == "beta") for name in names]
-    undistorted = Lens(model, values, *SIZE)
-    assert undistorted.is_pinhole == is_flat and undistorted.is_wide == (model in FISHEYES or names == ("w", "h"))
-    assert lens_of(model).is_wide == (model in WIDE)
-    for index, name in enumerate(names):
-        if name[0] in "kp":
-            assert not Lens(model, (*values[:index], 1e-9, *values[index + 1 :]), *SIZE).is_pinhole
 
 
 def camera(focal: float, *center: float, fy: float = 0, size: tuple[int, int] = (1200, 800)) -> Lens:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captures of every format from their files to rays and scores: lenses, images turned or missing, alpha, masks."""
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from PIL import Image
 
 from nerfkit.commands import inspect
 from nerfkit.data.assemble import resolve_files
-from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Points
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
@@ -27,13 +25,6 @@ from tests.camera_layouts import ring
 from tests.naming import assert_names, raises_mentioning
 from tests.processes import run_main
 from tests.toy_scene import BALLS, RADII
-
-
-def test_all_splits_share_the_map_of_a_lens(tmp_path, monkeypatch):
-    folder, made, find = str(posed.colmap_in(tmp_path, [posed.WIDE] * 20)), Counter(), Lens.direction_map
-    monkeypatch.setattr(Lens, "direction_map", lambda lens, every=1: made.update([(lens, every)]) or find(lens, every))
-    scene = load_scene(folder)
-    assert set(scene.views) == {"train", "test"} and set(made.values()) == {1}
 
 
 @pytest.mark.parametrize("origin", [0, np.array([4201793.6, 172346.2, 4780160.1])], ids=["near", "ECEF"])
@@ -131,15 +122,6 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     assert not load_scene(str(tmp_path), box=box).transform.warnings()
 
 
-def test_a_camera_of_a_square_is_none_of_wider_images(tmp_path):
-    """NSVF's says the sides of its images, in either order."""
-    posed.WRITERS["nsvf"](tmp_path, posed.capture_in(tmp_path, [posed.PINHOLE] * 3))
-    file = tmp_path / "intrinsics.txt"
-    file.write_text(file.read_text().replace("44 52", "52 52"))
-    with raises_mentioning(SceneError, "r_00.png", "26x22", "52x52"):
-        load_scene(str(tmp_path))
-
-
 def test_images_that_are_turned_are_counted(tmp_path, capsys):
     """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
     folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 5)
@@ -209,39 +191,6 @@ def test_reduced_images_stand_in_for_missing_ones(tmp_path, smaller: tuple[int, 
     assert (cameras.width, cameras.height) == smaller
     factors = torch.tensor(smaller) / torch.tensor(posed.SIZE)
     torch.testing.assert_close(cameras.focal[0], posed.FOCAL * factors)
-
-
-@pytest.fixture
-def opened(monkeypatch) -> Counter:
-    """How often each image file was opened, by name."""
-    counts, original = Counter(), Image.open
-
-    def counting(file, *arguments, **more):
-        counts[Path(getattr(file, "name", file)).name] += 1
-        return original(file, *arguments, **more)
-
-    monkeypatch.setattr(Image, "open", counting)
-    return counts
-
-
-def test_an_image_is_opened_once_to_inspect_it_and_twice_to_load_it(tmp_path, opened):
-    """For its header, its soundness and what it shows; then for its header, which the reader needs, and its pixels."""
-    posed.write_nerfstudio(tmp_path, posed.capture_in(tmp_path, [posed.PINHOLE] * 20))
-    without_alpha(tmp_path)
-    opened.clear()
-    assert run_main(inspect, str(tmp_path)) == 0
-    assert opened == {f"r_{index:02d}.png": 1 for index in range(20)}
-    posed.write_synthetic(tmp_path, posed.capture_in(tmp_path / "other", [posed.PINHOLE] * 20))
-    opened.clear()
-    load_scene(str(tmp_path)).split("train").load()
-    assert opened == {f"r_{index:02d}.png": 2 for index in range(20)}
-
-
-def test_sixteen_images_at_most_are_opened_once_more_for_their_alpha(tmp_path, opened):
-    posed.write_synthetic(tmp_path, posed.capture_in(tmp_path, [posed.PINHOLE] * 40))
-    opened.clear()
-    load_scene(str(tmp_path)).split("train").load()
-    assert Counter(opened.values()) == {2: 24, 3: 16}
 
 
 # ---- what pixels decide
