@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scenes of NeRF-synthetic files: read right, or an error names the file, the frame, the key and the value."""
 
-import json
 import os
 import shutil
 import socket
