@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLFF captures, and points as PLY: axes, lenses, bounds, colors; damaged files are errors that name the place."""
 
+import contextlib
 import struct
 from pathlib import Path
 
@@ -34,9 +35,10 @@ def capture_of(folder: Path, table: np.ndarray | None = None, names=tuple(NAMES)
 
 
 def test_images_poses_lenses_and_bounds(tmp_path):
+    """Of any layout of the array."""
     table = table_of(3)
     table[1, [4, 9, 14]] = 30, 40, 35.5
-    capture = LLFF.read(capture_of(tmp_path, table))
+    capture = LLFF.read(capture_of(tmp_path, np.asfortranarray(table.astype(">f8"))))
     assert LLFF.recognises(tmp_path)
     assert (capture.name, capture.format, capture.notes, capture.points) == (tmp_path.name, "llff", (), None)
     assert [image.name for image in capture.images] == ["a 1.png", "a 10.png", "b.JPG"]
@@ -45,19 +47,8 @@ def test_images_poses_lenses_and_bounds(tmp_path):
     own = Lens("SIMPLE_PINHOLE", (50, 32, 24), 64, 48)
     assert [image.lens for image in capture.images] == [own, Lens("SIMPLE_PINHOLE", (35.5, 20, 15), 40, 30), own]
     for image, row in zip(capture.images, table, strict=True):
-        matrix = row[:15].reshape(3, 5)
-        assert image.camera_to_world.dtype == np.float64
-        np.testing.assert_array_equal(image.camera_to_world[:, 0], matrix[:, 1])  # right
-        np.testing.assert_array_equal(image.camera_to_world[:, 1], -matrix[:, 0])  # up is not down
-        np.testing.assert_array_equal(image.camera_to_world[:, 2:], matrix[:, 2:4])
-        assert np.linalg.det(image.camera_to_world[:, :3]) == pytest.approx(1)
-
-
-def test_other_layouts_of_the_array(tmp_path):
-    table = table_of(3)
-    capture = LLFF.read(capture_of(tmp_path, np.asfortranarray(table.astype(">f4"))))
-    for image, row in zip(capture.images, table, strict=True):
-        np.testing.assert_allclose(image.camera_to_world[:, 3], row[[3, 8, 13]], rtol=1e-6)
+        down, right, back, position, _ = row[:15].reshape(3, 5).T
+        np.testing.assert_array_equal(image.camera_to_world, np.stack([right, -down, back, position], axis=1))
 
 
 @pytest.mark.parametrize("folders, taken", [(["images", "images_4"], "images"), (["images_8", "images_4"], "images_4")])
@@ -95,14 +86,6 @@ def with_value(column: int, value: float, row: int = 1) -> np.ndarray:
     return table
 
 
-def turned(matrix: np.ndarray) -> np.ndarray:
-    """A table whose row 2 has another rotation."""
-    table = table_of(3)
-    rows = table[2, :15].reshape(3, 5)
-    rows[:, :3] = rows[:, :3] @ matrix
-    return table
-
-
 TABLES = {  # arrays, and what the error has to name
     "columns": (np.zeros((3, 15)), "17", "[3, 15]"),
     "position": (with_value(8, 1e200, row=2), "[2, 8]", "1e+200"),
@@ -110,8 +93,7 @@ TABLES = {  # arrays, and what the error has to name
     "focal": (with_value(14, -50), "row 1", "focal length", "-50"),
     "near": (with_value(15, -1), "row 1", "nearest", "-1"),
     "far": (with_value(16, 2), "row 1", "farthest", "2"),
-    "mirrored": (turned(np.diag([1.0, 1, -1])), "row 2", "-1"),
-    "skewed": (turned(np.eye(3) + np.eye(3, k=1)), "row 2", "rotation"),
+    "no_rotation": (with_value(0, 5, row=2), "row 2", "rotation"),
 }
 
 
@@ -121,22 +103,10 @@ def test_bad_arrays(tmp_path, name: str):
     check_refused(LLFF.read, capture_of(tmp_path, table), "poses_bounds.npy", *named)
 
 
-def npy(header: str) -> bytes:
-    """A NumPy file of such a header and no values."""
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
-
-
-FILES = {
-    "empty": b"",
-    "text": b"1 2 3",
-    "code": npy("__import__('os').abort()"),
-    "huge": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 17)}"),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_array(tmp_path, name: str):
-    (capture_of(tmp_path) / "poses_bounds.npy").write_bytes(FILES[name])
+def test_code_in_a_file_is_not_run(tmp_path):
+    header = "__import__('os').abort()"
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
+    (capture_of(tmp_path) / "poses_bounds.npy").write_bytes(content)
     check_refused(LLFF.read, tmp_path, "poses_bounds.npy")
 
 
@@ -148,10 +118,12 @@ def test_truncated_and_mutated_files(tmp_path):
         file.write_bytes(content[:length])
         assert not is_read(LLFF.read, tmp_path)
     loaded = set()
-    for _ in range(200):
-        file.write_bytes(mutated(content[:128], generator) + content[128:])
-        loaded.add(is_read(LLFF.read, tmp_path))
-        file.write_bytes(content[:128] + mutated(content[128:], generator))
+    for trial in range(400):
+        head, rest = (
+            mutated(part, generator) if trial % 2 == n else part
+            for n, part in enumerate((content[:128], content[128:]))
+        )
+        file.write_bytes(head + rest)
         loaded.add(is_read(LLFF.read, tmp_path))
     assert loaded == {True, False}, "both happen among them"
 
@@ -172,6 +144,7 @@ def put(folder: Path, text: str, body: bytes = b"") -> Path:
 BODY = b"1 2 3 10 20 30\n-1.5 2e1 0 255 0 7\n"
 FACES = "element face 1\nproperty list uchar int vertex_indices\n"
 BINARY = struct.pack("<3f3B3f3B", 1, 2, 3, 10, 20, 30, -1.5, 20, 0, 255, 0, 7)
+DOUBLES = struct.pack("<4d3B4d3B", 1, 2, 3, 9, 10, 20, 30, -1.5, 20, 0, 9, 255, 0, 7)
 NORMALS = "property double nx\n"
 
 
@@ -182,10 +155,7 @@ NORMALS = "property double nx\n"
         (header().replace("\n", "\r\n"), BODY.replace(b"\n", b"\r\n")),
         (header(before=FACES), b"3 0 1 2\n" + BODY),
         (header(format="binary_little_endian"), BINARY),
-        (
-            header(XYZ.replace("float", "double") + NORMALS + RGB, "binary_little_endian"),
-            struct.pack("<4d3B4d3B", 1, 2, 3, 9, 10, 20, 30, -1.5, 20, 0, 9, 255, 0, 7),
-        ),
+        (header(XYZ.replace("float", "double") + NORMALS + RGB, "binary_little_endian"), DOUBLES),
     ],
 )
 def test_read(tmp_path, text: str, body: bytes):
@@ -202,14 +172,10 @@ def test_without_colors_and_without_points(tmp_path):
 
 
 BAD = {
-    "empty": ("", b"", "PLY"),
     "big_endian": (header(format="binary_big_endian"), BINARY, "binary_big_endian"),
-    "no_vertex": (header().replace("vertex", "corner"), BODY, "vertex"),
-    "no_z": (header(XYZ.replace(" z", " w")), BODY, "'z'"),
     "z_integer": (header(XYZ.replace("float z", "int z")), BODY, "'z'", "float"),
     "float_colors": (header(XYZ + RGB.replace("uchar", "float")), BODY, "'red'", "uchar"),
     "x_twice": (header(XYZ + XYZ), BODY, "different names"),
-    "list": (header(XYZ + "property list uchar int v\n"), BODY, "list", "vertex"),
     "nonsense": (header(after="propertee\n"), BODY, "propertee"),
     "truncated_text": (header(count=3), BODY, "3"),
     "truncated_binary": (header(format="binary_little_endian"), BINARY[:-1], "truncated", "2"),
@@ -227,12 +193,7 @@ def test_refused_by_name(tmp_path, name: str):
 
 @pytest.mark.parametrize("text, body", [(header(), BODY), (header(format="binary_little_endian"), BINARY)])
 def test_mutated(tmp_path, text: str, body: bytes):
-    generator, loaded = np.random.default_rng(0), set()
+    generator = np.random.default_rng(0)
     for _ in range(200):
-        try:
+        with contextlib.suppress(SceneError):  # nothing else
             read_points(put(tmp_path, "", mutated(text.encode() + body, generator)))
-            loaded.add(True)
-        except SceneError as error:
-            assert str(error).isprintable()
-            loaded.add(False)
-    assert loaded == {True, False}

@@ -289,6 +289,11 @@ def test_lenses(tmp_path, values: dict, model: str, params: tuple):
     assert read(put(tmp_path, content_of(**values))).images[0].lens == Lens(model, params, 40, 30)
 
 
+def test_camera_model_beats_is_fisheye_and_says_so(tmp_path):
+    notes = read(put(tmp_path, content_of(is_fisheye=True, camera_model="PINHOLE"))).notes
+    assert any("is_fisheye" in note.text and "3 of 3" in note.text for note in notes)
+
+
 @pytest.mark.parametrize("by", [{"x_fov": 60.0}, {"camera_angle_x": np.pi / 3}, {"x_fov": 60, "camera_angle_x": 1.05}])
 def test_angles_of_view(tmp_path, by: dict):
     for more, other in (({}, 20 / np.tan(np.pi / 6)), ({"y_fov": 90}, 15)):
