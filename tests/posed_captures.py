@@ -210,8 +210,7 @@ def write_capture(
     if points is not None:
         content["ply_file_path"] = "points.ply"
         nothing = np.zeros(len(points), np.int64)
-        ply.write_points(
-            folder / "points.ply", Points(points, np.full((len(points), 3), 128, np.uint8), nothing, nothing)
-        )
+        colors = np.full((len(points), 3), 128, np.uint8)
+        ply.write_points(folder / "points.ply", Points(points, colors, nothing, nothing))
     (folder / "transforms.json").write_text(json.dumps(content))
     return folder

@@ -54,18 +54,19 @@ def test_every_format_gives_the_same_rays(tmp_path, format: str, origin):
 
 
 def mixed(folder: Path) -> Scene:
-    return load_scene(str(posed.colmap_in(folder, [posed.PINHOLE, posed.LARGE] * 10)), box=posed.BOX)
+    return load_scene(
+        str(posed.colmap_in(folder, ([posed.PINHOLE, posed.LARGE, posed.PINHOLE] * 7)[:20])), box=posed.BOX
+    )
 
 
 def test_a_ray_leads_through_its_pixel_in_images_of_several_sizes(tmp_path):
     views = mixed(tmp_path).split("train")
     images = views.load()
-    assert set(images.sizes) == {posed.SIZE, (52, 44)}
     batch = TrainingViews(views.cameras, images, "white").draw(100)
-    for ray in range(100):
-        seen, _ = views.cameras.project((batch.rays.origins + batch.rays.directions)[ray : ray + 1], batch.view[ray])
-        column, row = seen[0].floor().long().tolist()
-        assert torch.equal(batch.pixels[ray], images.image(batch.view[ray])[row, column])
+    assert set(images.sizes) == {posed.SIZE, (52, 44)}
+    for point, view, pixel in zip(batch.rays.origins + batch.rays.directions, batch.view, batch.pixels, strict=True):
+        column, row = views.cameras.project(point[None], view)[0][0].floor().long().tolist()
+        assert torch.equal(pixel, images.image(view)[row, column])
 
 
 def test_views_of_several_sizes_are_scored(tmp_path, small_config):
@@ -75,7 +76,7 @@ def test_views_of_several_sizes_are_scored(tmp_path, small_config):
     trainer = Trainer(small_config, scene=scene)
     trainer.save(tmp_path / "run")
     metrics = evaluate(trainer.model, small_config, views, posed.STATE, trainer.folder, torch.device("cpu"))
-    assert_names(metrics["protocol"]["size"], *{f"{width}x{height}" for width, height in views.cameras.sizes()})
+    assert_names(metrics["protocol"]["size"], "26x22", "52x44")
     assert metrics["n_views"] == 3 and all(row["psnr"] > 5 for row in metrics["views"])
 
 
@@ -84,20 +85,26 @@ TURNS = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}
 
 def with_orientation(file: Path, orientation: int, is_turned: bool = True) -> None:
     """Give an image an EXIF orientation, and turn its pixels so that it looks the same, if they are to be."""
-    tags = Image.Exif()
+    tags, image = Image.Exif(), Image.open(file).copy()
     tags[274] = orientation
-    image = Image.open(file)
-    image.load()
     (image.transpose(TURNS[orientation]) if is_turned else image).save(file, exif=tags)
 
 
-def test_an_image_on_its_side_gives_the_same_pixels(tmp_path):
+def test_an_image_on_its_side_gives_the_same_pixels_and_is_counted(tmp_path, capsys):
     """Where the lens is of the image as EXIF turns it; of the stored pixels where that is the lens's shape."""
     folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 5)
-    plain = load_scene(str(folder)).split("train").load().stack()
+    scene = load_scene(str(folder))
+    plain = scene.split("train").load().stack()
+    assert not any("EXIF" in note.text for note in scene.notes)
     with_orientation(folder / "images" / "r_01.png", 6)
+    with_orientation(folder / "images" / "r_02.png", 3)  # whose shape tells nothing
     with_orientation(folder / "images" / "r_03.png", 6, is_turned=False)  # a tag that is a lie
-    assert torch.equal(load_scene(str(folder)).split("train").load().stack(), plain)
+    scene = load_scene(str(folder))
+    assert torch.equal(scene.split("train").load().stack(), plain)
+    (note,) = [note.text for note in scene.notes if "EXIF" in note.text]
+    assert_names(note, "2 of 5", "r_01.png")
+    run_main(inspect, str(folder), "-v")
+    assert "EXIF orientation: 2" in capsys.readouterr().out
 
 
 def without_alpha(folder: Path) -> None:
@@ -111,27 +118,14 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     alpha, nothing says how large another one has to be."""
     capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 20)
     without_alpha(tmp_path)
-    offset = np.array([[0, 0, 0, aside], [0, 0, 0, 0], [0, 0, 0, 0]])
-    images = [replace(image, camera_to_world=image.camera_to_world + offset) for image in capture.images]
-    posed.write_synthetic(tmp_path, replace(capture, images=images))
+    for image in capture.images:
+        image.camera_to_world[0, 3] += aside
+    posed.write_synthetic(tmp_path, capture)
     warned = load_scene(str(tmp_path)).transform.warnings()
     assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
     run_main(inspect, str(tmp_path))
     assert ("data.box" in capsys.readouterr().out) == (aside > 1.5)
-    box = (aside - 1, -1, -1, aside + 1, 1, 1)
-    assert not load_scene(str(tmp_path), box=box).transform.warnings()
-
-
-def test_images_that_are_turned_are_counted(tmp_path, capsys):
-    """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
-    folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 5)
-    assert not any("EXIF" in note.text for note in load_scene(str(folder)).notes)
-    for name in ("r_01.png", "r_02.png"):
-        with_orientation(folder / "images" / name, 3)
-    (note,) = [note.text for note in load_scene(str(folder)).notes if "EXIF" in note.text]
-    assert_names(note, "2 of 5", "r_01.png")
-    run_main(inspect, str(folder), "-v")
-    assert "EXIF orientation: 2" in capsys.readouterr().out
+    assert not load_scene(str(tmp_path), box=(aside - 1, -1, -1, aside + 1, 1, 1)).transform.warnings()
 
 
 def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
@@ -147,10 +141,6 @@ def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
     assert_names(page, "40 listed, 40 exist, 0 missing", "cannot be used, or their masks: 5")
     assert_names(verdict, *broken, "r_02.png is 22x26, turned", "empty (0 bytes)", "copy it again")
     assert "missing (" not in verdict
-    for file in (folder / "images").iterdir():
-        file.write_bytes(b"")
-    assert run_main(inspect, str(folder), "-v") == 1
-    assert_names(capsys.readouterr().out, "40 listed", "training stops", "and 37 more", "r_39.png")
 
 
 def test_missing_images_are_left_out_with_a_count(tmp_path):
@@ -205,10 +195,8 @@ def rgba(index: int, alpha: np.ndarray | int) -> np.ndarray:
 
 
 def multiplied(index: int) -> np.ndarray:
-    alpha = np.arange(posed.WIDTH) * 10
-    return np.dstack([posed.noise(index) * (alpha[:, None] / 255), np.full((posed.HEIGHT, posed.WIDTH), alpha)]).astype(
-        np.uint8
-    )
+    alpha = np.full((posed.HEIGHT, posed.WIDTH), np.arange(posed.WIDTH) * 10)
+    return np.dstack([posed.noise(index) * (alpha[..., None] / 255), alpha]).astype(np.uint8)
 
 
 def written(folder: Path, image) -> str:
@@ -220,11 +208,9 @@ def written(folder: Path, image) -> str:
     [
         (posed.noise, 3, ()),
         (lambda k: rgba(k, 255), 3, ("alpha", "20 images")),
-        (lambda k: rgba(k, 254), 3, ("alpha", "20 images")),
         (lambda k: rgba(k, 255) if k == 5 else posed.noise(k), 3, ("alpha", "1 images")),
         (lambda k: rgba(k, 255 * LEFT), 4, ()),
         (lambda k: rgba(k, 255 * LEFT if k == 8 else 255), 4, ()),  # a test view
-        (lambda k: rgba(k, np.arange(posed.WIDTH) * 10), 4, ()),
         (multiplied, 4, ("straight alpha",)),
     ],
 )
@@ -237,10 +223,9 @@ def test_alpha_that_is_opaque_is_none(tmp_path, image, channels: int, said: tupl
         assert_names(notes[0], *said)
 
 
-@pytest.mark.parametrize("alpha", [0, 1])
-def test_images_of_which_alpha_shows_nothing_are_refused(tmp_path, alpha: int):
-    with raises_mentioning(SceneError, "alpha", f"{alpha} of 255", "RGB"):
-        load_scene(written(tmp_path, lambda k: rgba(k, alpha)))
+def test_images_of_which_alpha_shows_nothing_are_refused(tmp_path):
+    with raises_mentioning(SceneError, "alpha", "1 of 255", "RGB"):
+        load_scene(written(tmp_path, lambda k: rgba(k, 1)))
 
 
 def test_an_image_whose_alpha_would_be_lost_is_named(tmp_path):
@@ -352,12 +337,11 @@ def test_what_ships_keeps_the_usual_box():
 
 def test_depth_and_masks_beside_photos_are_none(tmp_path, capsys):
     for k in range(3):
-        Image.fromarray(posed.noise(k)).save(tmp_path / f"frame-{k}.color.png")
-        Image.fromarray(posed.noise(k)[..., 0]).save(tmp_path / f"frame-{k}.depth.png")
-        Image.fromarray(posed.noise(k)[..., 0]).save(tmp_path / f"{k}_mask.png")
+        image = Image.fromarray(posed.noise(k))
+        for name in ("frame-{}.color.png", "frame-{}.depth.png", "{}_mask.png"):
+            image.save(tmp_path / name.format(k))
         Image.fromarray(posed.noise(k)[..., 0].astype(np.uint16)).save(tmp_path / f"far{k}.png")
-    found = find_photos(tmp_path, print)
-    assert [photo.name for photo in found] == [f"frame-{k}.color.png" for k in range(3)]
+    assert [photo.name for photo in find_photos(tmp_path, print)] == [f"frame-{k}.color.png" for k in range(3)]
     assert_names(capsys.readouterr().out, "9", "depth")
     for file in {*tmp_path.iterdir()} - {*tmp_path.glob("*.depth.png")}:
         file.unlink()
