@@ -187,22 +187,6 @@ def test_stored_projections(model: str):
     assert lens_of(model).project(POINTS)[0].tolist() == pytest.approx(PROJECTED[model][1], abs=1e-9)
 
 
-@pytest.mark.parametrize("model", [name for name, model in MODELS.items() if model.number is not None])
-def test_projections_are_pycolmaps(model: str):
-    """Over random coefficients, there and back; pycolmap has no directions beyond 90 degrees of most lenses."""
-    pycolmap = pytest.importorskip("pycolmap")
-    for seed in range(20):
-        lens = random_lens(model, seed)
-        theirs = pycolmap.Camera(model=model, width=lens.width, height=lens.height, params=lens.params)
-        directions, residual = lens.unproject(random_pixels(lens, 50, seed))
-        seen = directions[(residual <= 1e-6) & ((directions[:, 2] > 0.1) | (model == "EQUIRECTANGULAR"))]
-        pixels = np.array([theirs.img_from_cam(direction) for direction in seen.numpy()])
-        assert len(seen) > 10
-        np.testing.assert_allclose(lens.project(seen), pixels, rtol=0, atol=1e-6)
-        back = np.array([theirs.cam_ray_from_img(pixel) for pixel in pixels])
-        np.testing.assert_allclose(seen, back, rtol=0, atol=1e-6)
-
-
 def test_a_panorama_reaches_all_directions_and_has_no_seam():
     panorama = Lens("EQUIRECTANGULAR", (256.0, 128.0), 256, 128)
     everywhere = torch.nn.functional.normalize(torch.randn(2000, 3, dtype=torch.float64), dim=-1)

@@ -10,10 +10,9 @@ import torch
 from PIL import Image
 
 from nerfkit.commands import inspect
-from nerfkit.data.assemble import resolve_files
 from nerfkit.data.capture import Points
 from nerfkit.data.images.batch import TrainingViews
-from nerfkit.data.load import load_capture, load_scene
+from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.diagnostics import image_diagnostics
 from nerfkit.data.sfm.photos import find_photos
@@ -156,19 +155,6 @@ def test_missing_images_are_left_out_with_a_count(tmp_path):
     (folder / "images" / names[10]).unlink()
     with raises_mentioning(SceneError, "9 of 20", "11", names[0]):
         load_scene(str(folder))
-
-
-def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
-    folder = posed.colmap_in(tmp_path, [posed.PINHOLE] * 5) / "images"
-    for alike in ("R_00.png", "r_00.PNG"):
-        (folder / alike).write_bytes((folder / "r_00.png").read_bytes())
-    (folder / "r_00.png").unlink()
-    notes = load_scene(str(tmp_path)).notes
-    assert any("1 are missing, the first: r_00.png" in note.text for note in notes), notes
-    capture = load_capture(str(tmp_path))
-    images = [replace(capture.images[1], name="R_01.png", file=folder / "R_01.png"), *capture.images]
-    found = [image.found for image in resolve_files(replace(capture, images=images), tmp_path).images]
-    assert found[0] is None and found[2] == folder / "r_01.png", "it is the other's"
 
 
 @pytest.mark.parametrize("smaller", [(13, 11), (9, 8)])

@@ -221,19 +221,6 @@ def test_images_without_a_pose_are_counted(tmp_path):
     assert_names(note.text, "4 of 6", "a.JPG", "c/e.png", "y.png")
 
 
-def test_masks(tmp_path):
-    names = ["a/1.jpg", "a/2.jpg", "3.png", "4.png"]
-    write_model(tmp_path / "sparse" / "0", a_capture(names))
-    touch(tmp_path, *(f"images/{name}" for name in names))
-    touch(tmp_path, "masks/a/1.jpg", "masks/a/1.jpg.png", "masks/a/2.jpg.png", "masks/a/2.png", "masks/3.png")
-    read = colmap.read(tmp_path)
-    masks = {image.name: image.mask and image.mask.relative_to(tmp_path / "masks").as_posix() for image in read.images}
-    assert masks == {"a/1.jpg": "a/1.jpg", "a/2.jpg": "a/2.jpg.png", "3.png": "3.png", "4.png": None}
-    assert not read.white_ignores
-    assert_names(read.notes[0].text, "1 of 4", "4.png")
-    assert_names(read.notes[1].text, "2 of 5", "a/1.jpg.png", "a/2.png")
-
-
 # ---- records made by hand
 
 

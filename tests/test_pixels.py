@@ -25,7 +25,6 @@ from nerfkit.data.images.batch import (
     pixel_source,
 )
 from nerfkit.data.images.pixels import image_header, read_image, read_mask
-from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.training.held_back import HeldBack
@@ -169,15 +168,6 @@ def test_refused_images(tmp_path, kind: str):
     with raises_mentioning(SceneError, "a.png", *named) as caught:
         read(tmp_path / "a.png")
     assert "\n" not in str(caught.value)
-
-
-def test_background_and_jitter_are_others_for_each_ray(toy_scene):
-    cameras = load_scene(str(toy_scene)).split("train").cameras
-    images = torch.zeros(len(cameras), cameras.height, cameras.width, 4, dtype=torch.uint8)
-    drawn = TrainingViews(cameras, images, "random").draw(1000)
-    assert drawn.background.shape == (1000, 3) and drawn.background.unique().numel() > 2000
-    for values in (drawn.background, drawn.jitter):
-        assert values.mean() == pytest.approx(0.5, abs=0.05) and values.std() == pytest.approx(12**-0.5, abs=0.03)
 
 
 def test_the_loss_is_the_weighted_mean_of_squared_errors():

@@ -13,7 +13,7 @@ from nerfkit.data.capture import notes_of
 from nerfkit.data.ply import read_points
 from nerfkit.data.readers import READERS
 from nerfkit.errors import SceneError
-from tests.captures import check_refused, is_read, mutated, random_poses, touch
+from tests.captures import check_refused, mutated, random_poses, touch
 
 NAMES = ["b.JPG", "a 1.png", "a 10.png"]
 LLFF = READERS["llff"]
@@ -108,24 +108,6 @@ def test_code_in_a_file_is_not_run(tmp_path):
     content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
     (capture_of(tmp_path) / "poses_bounds.npy").write_bytes(content)
     check_refused(LLFF.read, tmp_path, "poses_bounds.npy")
-
-
-def test_truncated_and_mutated_files(tmp_path):
-    file = capture_of(tmp_path) / "poses_bounds.npy"
-    content, generator = file.read_bytes(), np.random.default_rng(0)
-    assert is_read(LLFF.read, tmp_path)
-    for length in range(0, len(content), 50):
-        file.write_bytes(content[:length])
-        assert not is_read(LLFF.read, tmp_path)
-    loaded = set()
-    for trial in range(400):
-        head, rest = (
-            mutated(part, generator) if trial % 2 == n else part
-            for n, part in enumerate((content[:128], content[128:]))
-        )
-        file.write_bytes(head + rest)
-        loaded.add(is_read(LLFF.read, tmp_path))
-    assert loaded == {True, False}, "both happen among them"
 
 
 XYZ = "property float x\nproperty float y\nproperty float z\n"
