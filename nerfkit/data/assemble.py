@@ -40,10 +40,7 @@ TAKEN = {  # by the kind of the frame
 
 def resolve_files(capture: Capture, folder: Path) -> Capture:
     """The capture whose images know which of their files are there: as named, or in a folder of resized ones, or the
-    nearest in its `folder`, of which there is a note.
-
-    A file is that of one image: one that another image names as it is stays that one's.
-    """
+    nearest in its `folder` that is no other image's, of which there is a note."""
     found = {image.file: on_disk(image.file, as_named) for image in capture.images}
     find = partial(nearest, folders=places_of(folder))
     near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
@@ -79,10 +76,7 @@ def on_disk(file: Path, find: Callable[[Path], Path | None]) -> Path | None:
 
 
 def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Lens:
-    """The lens of the image as it will be: of the size on disk, divided by `downscale`.
-
-    Raises SceneError if the image's shape is not the lens's.
-    """
+    """The lens of the image as on disk, `downscale` times smaller; raises SceneError if its shape is another."""
     lens, width, height = image.lens, header.width, header.height
     if not has_shape(lens, width, height):
         turned = ", turned (is its EXIF missing?)" * ((lens.height, lens.width) == (width, height))
@@ -117,11 +111,7 @@ def split_names(capture: Capture, images: list[PosedImage]) -> tuple[dict[str, l
 def assemble(
     capture: Capture, data: DataConfig, transform: SceneTransform | None = None, unbounded: bool = False
 ) -> Scene:
-    """The scene of a capture, in the `transform` of a run that goes on, or one that is found; `unbounded` as
-    `choose_transform`.
-
-    Of `data` downscale, box, masks and depth_unit count.
-    """
+    """The scene of a capture, in the `transform` of a run that goes on, or one that `choose_transform` finds."""
     images, notes = _present_images(capture)
     headers = {image.name: turned_for(image.lens, image.header or image_header(image.found)) for image in images}
     lenses = {image.name: fitted_lens(image, headers[image.name], data.downscale) for image in images}
@@ -163,8 +153,7 @@ def assemble(
 
 
 def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind: str) -> tuple[str, ...]:
-    """What a scene is, for whoever took its images: `lenses` are those of the images that exist, `counts` each split's,
-    `kind` is the frame's."""
+    """What a scene is, for whoever took its images: with the `lenses` of those that exist, `counts` of each split."""
     name, n_lenses, n_missing = printable(capture.name), len(set(lenses)), len(capture.images) - len(lenses)
     if not lenses:
         return (f"{name}: none of the {n_missing} images that are listed can be read.",)
@@ -204,10 +193,8 @@ def cut_out_diagnostics(images: list[PosedImage], headers: dict[str, ImageHeader
 def choose_transform(
     capture: Capture, training: list[str], judged: Judged, box: tuple[float, ...] | None, unbounded: bool = False
 ) -> SceneTransform:
-    """The frame that a capture is trained in; `training` are the names of images that may tell near and far.
-
-    With a `box` it is that of the files; `unbounded`: what lies outside of the box counts, too.
-    """
+    """The frame that a capture is trained in, that of the files with a `box`, outside of which things count if it is
+    `unbounded`; `training` are the names of images that may tell near and far."""
     names = set(training)
     images = [image for image in capture.images if image.name in names]
     is_of_files = box is not None or capture.format in KEEPS_FILES_FRAME

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured depth: files of it, whether it fits the poses, and sparse points as the views see them.
-
-All lengths become distances along the ray in the units of the files; 0 is a hole.
-"""
+"""Measured depth as distances along rays: files, whether they fit the poses, and sparse points as views see them."""
 
 from __future__ import annotations
 
@@ -115,11 +112,7 @@ def seen_in_front(cameras: Cameras, points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def depth_notes(capture: Capture, training: Sequence[str], unit: float) -> tuple[Note, ...]:
-    """What the depth images of a capture cover, and a warning where their scale is not that of the poses.
-
-    Pixels of some views are seen in the others: at the right scale, these have the same distance there. A file that
-    cannot be read raises SceneError.
-    """
+    """What the depth images of a capture cover, and a warning where their scale is not that of the poses."""
     names = set(training)
     images = [image for image in capture.images if image.name in names and image.found is not None]
     measured = [image for image in images if image.depth is not None]

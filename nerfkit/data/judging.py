@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only the pixels tell: whether alpha is used, how many bits an image has, and which levels of a mask are white.
 
-Decoding a file takes as long as loading it, so 16 evenly spaced files are checked, and all only if these are unclear.
+16 evenly spaced files are decoded, and all only if these are unclear.
 """
 
 from __future__ import annotations
@@ -134,8 +134,7 @@ def _bits(largest: int) -> int:
 def _looks(
     pool: ThreadPoolExecutor, things: Sequence[Any], look: Callable, is_clear: Callable[[list], Any]
 ) -> list[tuple[Any, Any]]:
-    """Some of `things` with what `look` returns of each, all of them where that of some is not clear; a file that
-    cannot be read is left to whoever reads all."""
+    """Some of `things` with what `look` returns of each, all where that is not clear; unreadable ones are left out."""
 
     def try_to(thing: Any) -> tuple[Any, Any] | None:
         with suppress(SceneError):

@@ -43,12 +43,8 @@ MAY_HOLD = re.compile(r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|c
 
 
 def scene_of(config: Config, transform: SceneTransform | None = None, report: Callable[[str], None] = print) -> Scene:
-    """The scene of `config.data`, as it is trained, scored and shown; with the `transform` of a run, in that frame.
-
-    With a data.box, the files' frame is the model's, and what lies outside of the box counts only if sampling.kind is
-    contracted. Otherwise the frame is found, except for a format whose scenes stand in a known box. `report` gets a
-    line where poses have to be found.
-    """
+    """The scene of `config.data`, as it is trained, scored and shown; in the frame of a run if its `transform` is given, or
+    with a data.box in that of the files."""
     data = config.data
     capture = load_capture(data.path, data.format, data.sfm_dir, report, of_run=transform is not None)
     scene = assemble(capture, data, transform, unbounded=config.sampling.kind == "contracted")
@@ -84,8 +80,7 @@ def load_capture(
 ) -> Capture:
     """What a reader finds at `path`, and its image files; `report` gets a line where poses have to be found.
 
-    Of several formats in a folder, "auto" takes the one with sparse points, but the first for a scene `of_run`: runs
-    that say "auto" are of a time when it did. Nor are poses of a run found anew: they would be in another frame.
+    For a scene `of_run` "auto" is the first format, as when runs said so, and poses that are gone are not found anew.
     """
     folder, formats = look_at(path, format)
     if formats:
@@ -151,8 +146,7 @@ def _path(text: str) -> Path:
 
 
 def _check_photos(folder: Path, beside: str) -> None:
-    """Raise SceneError for a folder without photos, in its sub-folder images or others that are no scenes, or one
-    that is of a scene with poses; `beside` says what else is there."""
+    """Raise SceneError for a folder without photos, or of a scene with poses; `beside` says what else is there."""
     if folder.is_file():  # a video
         return
     place = image_folder(folder)

@@ -223,8 +223,7 @@ class Scene:
         return Sightings(Rays(*(x.to(device) for x in rays)), distance.to(device)) if len(view) else None
 
     def pixels_across(self, box: Sequence[float]) -> float | None:
-        """Pixels that the longest side of a box of the model's frame is wide at its middle, in half of the training
-        images at least; none without such images."""
+        """Pixels that the longest side of a box [model units] is wide at its middle, in the median training image."""
         if "train" not in self.views:
             return None
         cameras = self.views["train"].cameras

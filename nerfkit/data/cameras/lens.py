@@ -120,10 +120,7 @@ class Lens:
         return Lens(model, tuple(named.get(name, 0.0) for name in MODELS[model].names), width, height)
 
     def project(self, points: Tensor) -> Tensor:
-        """Pixels [N, 2] of points [N, 3] in camera axes, of their type; differentiable.
-
-        NaN where a point is not seen: behind a perspective lens, or beyond the fold of its polynomial.
-        """
+        """Pixels [N, 2] of points [N, 3] in camera axes; differentiable. NaN where a point is not seen."""
         pixels = self.equations.project(points).unbind(-1)
         return torch.stack([f * x + c for f, x, c in zip(self.focal, pixels, self.center, strict=True)], dim=-1)
 

@@ -2,8 +2,7 @@
 """The equations of lenses, in units of the focal length: points around a camera -> where they appear, and back.
 
 Axes are OpenCV's: x right, y down, z forward. A lens is a row of MODELS: one of PROJECTIONS, which leads to a plane,
-and distortions of that plane. A polynomial describes a lens only as far as it rises: where its slope turns negative it
-folds back, and two directions would share a pixel. Beyond that fold nothing is seen: NaN.
+and distortions of that plane. Where the slope of a polynomial turns negative it folds back: beyond, nothing is seen.
 """
 
 from __future__ import annotations

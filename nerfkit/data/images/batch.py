@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of any sizes in one array, and batches of training: random rays of the training views, with their pixels.
-
-The pixels come from all images on the device, or from a window of them that moves on.
-"""
+"""Images of any sizes in one array, and batches of training: random rays of the training views, with their pixels."""
 
 from __future__ import annotations
 

@@ -59,10 +59,8 @@ def image_header(path: Path) -> ImageHeader:
 
 
 def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
-    """Fill `out`, uint8 [H, W, 3 or 4], from an image file: straight alpha, sRGB as stored, turned as `header` says.
-
-    It is resized by area where `out` has another size.
-    """
+    """Fill `out`, uint8 [H, W, 3 or 4], from an image file: straight alpha, sRGB as stored, turned as `header` says,
+    resized by area."""
     with _opened(path) as image:
         mode = "RGBA" if out.shape[-1] == 4 else "RGB"
         height, width = out.shape[:2]

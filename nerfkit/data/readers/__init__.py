@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scene formats: one module each with `recognises` and `read`, listed here.
-
-A reader recognises its format from the files in a folder, and reads poses, lenses and the names of images into a
-Capture. It opens an image only for its size, where no file states it.
-"""
+"""Scene formats: one module each with `recognises` and `read`, listed here."""
 
 from __future__ import annotations
 

@@ -111,8 +111,7 @@ def beside(file: Path) -> str:
 def find_masks(
     folder: Path, names: Iterable[str], place: str = MASKS, endings: Iterable[str] = IMAGE_EXTENSIONS
 ) -> tuple[dict[str, Path], list[str]]:
-    """Masks in `folder`/masks of the images `names`, and notes of masks that are missing or nobody's; or of another
-    `place` and other `endings`.
+    """Masks in `folder`/masks of the images `names`, and notes of masks that are missing or nobody's.
 
     The mask of a/b.jpg is a/b.jpg, a/b.jpg.png, or a/b with any extension of an image: the first that is there.
     """
@@ -136,8 +135,7 @@ def find_masks(
 
 
 def with_depth(folder: Path, capture: Capture) -> Capture:
-    """The capture with the files of a folder `depth` that are named as its images, where no key names any; and with the
-    confidence beside files of depth."""
+    """The capture with the depth and its confidence that lie beside its images, where no key names any depth."""
     files, notes = {image.name: image.depth for image in capture.images if image.depth is not None}, []
     if not files and (place := first_there(folder, DEPTHS)):
         ending = STEREO if place.name == "depth_maps" else ""

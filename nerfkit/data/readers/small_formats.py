@@ -112,11 +112,8 @@ def read_idr(folder: Path) -> Capture:
 
 
 def read_llff(folder: Path) -> Capture:
-    """An array float64 [N, 17], a row for each image in the order of the images' sorted names.
-
-    A row is a 3x5 matrix, row by row, whose columns are the axes down, right and backwards, the position, and height,
-    width and focal length of the original images; then the nearest and the farthest depth.
-    """
+    """An array [N, 17], a row for each image by name: a 3x5 matrix with the columns down, right, backwards, position, and
+    height, width and focal length of the original images; then the nearest and the farthest depth."""
     file = folder / LLFF
     table = numbers(read_arrays(file, np.asarray), printable(file), None, 17)
     matches = [(match, path) for path in folder.glob("images*") if (match := REDUCED.fullmatch(path.name))]

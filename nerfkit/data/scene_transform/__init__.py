@@ -97,8 +97,7 @@ class FrameInputs:
 def find_scene_transform(
     capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False
 ) -> SceneTransform:
-    """The frame of a capture; near and far follow from the images called `training` alone, from all without any. What
-    the poses leave open is assumed, with a note."""
+    """The frame of a capture; near and far follow from the images called `training` alone, from all without any."""
     images, points, names = capture.images, capture.points, set(training or ())
     used = np.array([not names or image.name in names for image in images])
     tangents = np.array([half_tangents(image.lens) for image in images])

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What speaks against a capture as a whole: cameras that no scene fits, a box beside it, images that show nothing.
-
-Training goes on, for hardly anything here is certain. A line each says what was found, and what to change.
-"""
+"""What speaks against a capture as a whole: cameras that no scene fits, a box beside it, images that show nothing."""
 
 from __future__ import annotations
 
@@ -170,8 +167,7 @@ def box_diagnostics(
 
 
 def share_of_rays(images: Sequence[PosedImage], box: np.ndarray, silhouettes: Silhouettes | None = None) -> float:
-    """Share of the rays of `images`, or of those in their `silhouettes`, that meet the `box` [2, 3], in the frame of
-    the poses."""
+    """Share of the rays of `images`, or of those in their `silhouettes`, that meet the `box` [2, 3] of their frame."""
     chosen = [images[k] for k in evenly(len(images), RAY_VIEWS)]
     shown_at = {image.name: np.ones((SIDE, SIDE), bool) for image in chosen} if silhouettes is None else silhouettes
     local = {}  # unit directions [R, 3] of each lens, in OpenGL axes
@@ -197,8 +193,7 @@ def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
 
 
 def pixel_diagnostics(samples: Sequence[np.ndarray], background: str = "white") -> list[str]:
-    """Of the pixels of images, [P, 3 or 4] uint8 each, as they are trained over their `background`; some of them are
-    looked at, the same of each image of a size."""
+    """Of some of the pixels of images, [P, 3 or 4] uint8 each, as they are trained over their `background`."""
     behind, some = background_color(background, torch.device("cpu")), []
     for sample in filter(len, samples):
         if len(sample) > SAMPLED_PIXELS:  # equal steps may be one column

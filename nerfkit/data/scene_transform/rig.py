@@ -127,8 +127,7 @@ def _signed(axis: np.ndarray, hints: Iterable[np.ndarray], least: float) -> np.n
 
 
 def half_angles(lens: Lens) -> tuple[float, float]:
-    """The angles [radians] between the axis and half the width and half the height of an image beside it; of one that
-    shows a plane, its distortion is left out."""
+    """Angles [radians] from the axis to the middles of an image's sides, of planes without distortion."""
     if lens.is_flat:
         return tuple(math.atan(n / 2 / f) for n, f in zip((lens.width, lens.height), lens.focal, strict=True))
     sides = torch.tensor([[lens.width / 2, 0], [0, lens.height / 2]]) + torch.tensor(lens.center)

@@ -107,8 +107,7 @@ class SceneTransform:
 
 
 def identity_transform(box: np.ndarray, up: tuple[float, float, float] = (0.0, 0.0, 1.0)) -> SceneTransform:
-    """The frame of an object whose box [2, 3] is stated in the coordinates of its files, which stay as they are; raises
-    SceneError for corners out of order."""
+    """The frame of an object whose box [2, 3] is that of its files; raises SceneError for corners out of order."""
     near, far = 0.0, 1e10
     check_extent(1.0, near, far, box, "transform", SceneError)
     notes = notes_of(

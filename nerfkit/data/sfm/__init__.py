@@ -49,8 +49,7 @@ ELSEWHERE = "choose another folder with --data.sfm_dir"
 
 
 def plan(source: Path, report: Report = print) -> tuple[str, float]:
-    """What a folder of photos or a video holds, in words, and roughly the seconds that finding its poses takes;
-    nothing is written."""
+    """What a folder of photos or a video holds, in words, and roughly the seconds that finding its poses takes."""
     if source.is_file():
         names, sizes, n_around = [f"{number}" for number in range(FRAMES)], [VIDEO_SIZE] * FRAMES, 0
         what = f"a video, of which {FRAMES} frames are taken at most"
@@ -75,10 +74,7 @@ def root_of(source: Path, out: Path | None = None) -> Path:
 
 
 def solve(source: Path, out: Path | None = None, report: Report = print) -> Path:
-    """The COLMAP folder of a folder of photos or of a video, made unless it is there; `report` gets lines.
-
-    Raises SceneError, among others if fewer than half of the photos get a pose.
-    """
+    """The COLMAP folder of photos or of a video, made unless it is there; raises SceneError."""
     is_video = source.is_file()
     root = root_of(source, out)
     try:

@@ -86,8 +86,7 @@ def find_photos(folder: Path, report: Report) -> list[Photo]:
 
 
 def with_panoramas(folder: Path, found: list[Photo], report: Report) -> list[Photo]:
-    """Those photos, with the panoramas among them marked: of twice the height, and said to be some, or alike at their
-    poles and to both sides of their seam."""
+    """Those photos, with the panoramas marked: of twice the height, and said to be some, or alike at poles and seam."""
     wide = [photo for photo in found if abs(photo.lens[0] - 2 * photo.lens[1]) <= 2 * (photo.says == WHOLE)]
     whole: set[tuple] = {photo.lens for photo in wide if photo.says == WHOLE}
     for lens in {photo.lens for photo in wide} - whole:

@@ -3,11 +3,7 @@
 
 The model is in sparse/0 (of several numbered ones the one with most images), colmap/sparse/0, sparse, colmap/sparse, or
 the folder itself; the images are in images, or where most of the model's names are found; masks, black where pixels
-are ignored, in masks.
-
-A model is cameras, images and points3D files, either .bin or .txt. Poses turn from COLMAP's world-to-camera in OpenCV
-axes to camera-to-world in OpenGL axes; the world stays as it is. Models of rigs have rigs and frames files beside them;
-their images file states the pose of each image nevertheless.
+are ignored, in masks. Poses turn from world-to-camera in OpenCV axes to camera-to-world in OpenGL axes.
 """
 
 from __future__ import annotations

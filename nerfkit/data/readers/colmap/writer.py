@@ -27,10 +27,7 @@ UNKNOWN_PIXEL = "-1 -1"  # x and y of 2D points of which no more is known than w
 
 
 def write_model(folder: Path, capture: Capture) -> None:
-    """Write a capture's lenses, poses and points as a text model; raises RunError.
-
-    Camera, image and point ids count from 1. Every observation has its 2D point, whose place is not known: (-1, -1).
-    """
+    """Write a capture's lenses, poses and points as a text model, whose 2D points have no places; raises RunError."""
     for name in files_in(folder):
         if name not in FILES:
             raise RunError(f"{printable(folder / name)} is there, of another model; choose another folder")

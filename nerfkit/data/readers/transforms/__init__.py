@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captures as JSON: `transforms.json` of nerfstudio and instant-ngp, and NeRF-synthetic's three files.
 
-The dialects differ in what k3 and k4 mean; the keys that are there tell them apart. Images that are missing are listed
-as well. Masks are named by `mask_path` (black is ignored), as `dynamic_mask_NAME.png` beside the image NAME (white is
-ignored), or with the image's name in a folder `masks` beside the images' folder (black is ignored).
+Masks are named by `mask_path` (black is ignored), as `dynamic_mask_NAME.png` beside the image NAME (white is ignored),
+or with the image's name in a folder `masks` beside the images' folder (black is ignored).
 """
 
 from __future__ import annotations

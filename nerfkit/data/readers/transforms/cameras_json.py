@@ -88,10 +88,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform | None = None) -> Cameras:
-    """Pinhole cameras of a transforms file, whose "w" and "h" are the size of each image that has none of its own.
-
-    They are in the file's frame, or in the model's where `transform` leads there.
-    """
+    """Pinhole cameras of a transforms file, in the file's frame, or the model's where `transform` leads there."""
     size_of(content, printable(file))
     poses, lenses = [], []
     for index, entry in enumerate(frames_of(content, printable(file))):
@@ -285,8 +282,7 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
 
 
 def beaten_angles(values: dict[str, Any], where: str, width: int, height: int) -> list[str]:
-    """Angles that contradict fl_x and fl_y, where these are of a stated size and of square pixels: Blender's angles are
-    of its sensor, not of the image."""
+    """Angles, such as Blender's of its sensor, that contradict fl_x and fl_y of a stated size and of square pixels."""
     found = _focal_lengths(values, where, "x", width) | _focal_lengths(values, where, "y", height)
     fx, fy = found.get("fl_x", math.inf), found.get("fl_y", 0)
     if not values.keys() >= set(SIZE) or abs(fx - fy) > ANGLE_TOLERANCE * fx:

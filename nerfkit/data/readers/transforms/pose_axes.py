@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Poses in other axes than they are meant to be: what gives away cameras whose y and z axes are turned round.
 
-Camera-to-world matrices in OpenCV's axes (y down, z forward) are valid in OpenGL's: the cameras then look away from
-what they photographed, with their heads down. Neither is proof alone: some captures look outwards. World-to-camera
-matrices, and transposed rotations, are valid as well, but then the optical axes do not meet.
+Such cameras look away from what they photographed, with their heads down. Neither is proof alone: some captures look
+outwards. The optical axes of world-to-camera matrices, and of transposed rotations, do not meet.
 """
 
 from __future__ import annotations

@@ -17,11 +17,8 @@ from nerfkit.safe_io import printable
 
 
 def write_transforms(file: Path, capture: Capture) -> None:
-    """Write poses, lenses, masks, splits, up and points, these as a PLY file beside `file`.
-
-    Images are named from the file's folder; one that lies there under its own name keeps it. Bounds and which image
-    sees which point are not in the format. Raises SceneError naming what cannot be said in it.
-    """
+    """Write poses, lenses, masks, splits, up and points, these as a PLY file beside `file`; images are named from its
+    folder. Raises SceneError naming what cannot be said in the format."""
     lenses = check_writable(capture)
     names = {image.name: path_from(file.parent, image.file, image.name) for image in capture.images}
     is_shared = all(keys == lenses[0] for keys in lenses)
