@@ -169,7 +169,6 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
 
 
 def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
-    """The images that are on disk, and a note of those that are not; raises SceneError if most are missing."""
     there = [image for image in capture.images if image.found is not None]
     missing = [image for image in capture.images if image.found is None]
     if not missing:

@@ -177,7 +177,6 @@ class _View:
 
 
 def _pairs(images: Sequence[PosedImage]) -> list[tuple[int, int]]:
-    """Pairs of views that are likely to see the same things: some of all, and others near them that look alike."""
     poses = np.stack([image.camera_to_world for image in images])
     is_narrow = np.array([not image.lens.is_panorama for image in images])
     pairs = []

@@ -33,8 +33,6 @@ EDGES, DIM = 100, 16  # half-transparent pixels that say whether colors are mult
 
 @dataclass(frozen=True)
 class Judged:
-    """The images and masks of a capture, as their pixels have them."""
-
     headers: dict[str, ImageHeader]  # by the images' names
     masks: MaskKind
     silhouettes: dict[str, np.ndarray]  # of some training images: where they are opaque, [SIDE, SIDE] bool

@@ -43,8 +43,8 @@ MAY_HOLD = re.compile(r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|c
 
 
 def scene_of(config: Config, transform: SceneTransform | None = None, report: Callable[[str], None] = print) -> Scene:
-    """The scene of `config.data`, as it is trained, scored and shown; in the frame of a run if its `transform` is given, or
-    with a data.box in that of the files."""
+    """The scene of `config.data`, as it is trained, scored and shown: in the frame of a run's `transform`, or with a
+    data.box in that of the files."""
     data = config.data
     capture = load_capture(data.path, data.format, data.sfm_dir, report, of_run=transform is not None)
     scene = assemble(capture, data, transform, unbounded=config.sampling.kind == "contracted")
@@ -146,7 +146,6 @@ def _path(text: str) -> Path:
 
 
 def _check_photos(folder: Path, beside: str) -> None:
-    """Raise SceneError for a folder without photos, or of a scene with poses; `beside` says what else is there."""
     if folder.is_file():  # a video
         return
     place = image_folder(folder)

@@ -36,7 +36,6 @@ class _Element(NamedTuple):
     fields: list[tuple[str, str]]  # name and numpy's type of every property; of a list, an empty type
 
     def type(self, where: str) -> np.dtype:
-        """Of a thing in a binary file, whose properties have to be single numbers."""
         names = [name for name, _ in self.fields]
         if len(set(names)) != len(names) or not all(kind for _, kind in self.fields):
             wanted = f"properties of '{printable(self.name)}' must be single numbers of different names"

@@ -47,7 +47,6 @@ class Views:
     numbers: list[int] = field(default_factory=list)  # in the capture, by which its points name who sees them
 
     def __getitem__(self, chosen: list[int]) -> Views:
-        """Some of the views, by their numbers."""
         lists = {name: getattr(self, name) for name in ("files", "headers", "masks", "depths", "numbers")}
         some = {name: [x[view] for view in chosen if x] for name, x in lists.items()}
         return replace(self, cameras=self.cameras[chosen], **some)
@@ -126,7 +125,6 @@ class Views:
         return torch.where((depth.isfinite() & (depth > 0)).all(-1, keepdim=True), depth, 0)
 
     def _bytes_to_decode(self, sizes: list[tuple[int, int]]) -> int:
-        """Memory that decoding takes of the image that takes most."""
         decoding = [header.decoding_bytes for header in self.headers]
         for view, (header, (width, height)) in enumerate(zip(self.headers, sizes, strict=True)):
             if (header.width, header.height) != (width, height):

@@ -173,7 +173,6 @@ class Cameras:
         return self.rays(*self._pixels(view, start, width * height if end is None else end))
 
     def _pixels(self, view: int, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-        """View, column and row of pixels start..end of one image."""
         pixel, width = torch.arange(start, end, device=self.focal.device), self.size(view)[0]
         return torch.full_like(pixel, view), pixel % width, pixel // width
 
@@ -225,6 +224,5 @@ def _spacing(lenses: list[Lens]) -> int:
 
 
 def _each_tensor(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A dataclass with every tensor in its fields changed."""
     values = {f.name: getattr(thing, f.name) for f in fields(thing)}
     return replace(thing, **{name: change(x) for name, x in values.items() if isinstance(x, Tensor)})

@@ -317,7 +317,6 @@ class StreamingPixels:
         return self.order[1][index]
 
     def _stage(self, view: int) -> list[Tensor | None]:
-        """What there is of the pixels of an image, in pinned memory."""
         rows = self.pool.rows(view)
         parts = [None if part is None else part[rows] for part in self.pool.parts]
         pinned = self.device.type == "cuda"

@@ -58,7 +58,6 @@ def _cannot_list(problem: OSError) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder that can be looked at."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -66,7 +65,6 @@ def is_folder(path: Path) -> bool:
 
 
 def first_there(folder: Path, names: Iterable[str]) -> Path | None:
-    """The first file or folder of some that is there."""
     return next((folder / name for name in names if os.path.lexists(folder / name)), None)
 
 

@@ -112,7 +112,7 @@ def read_idr(folder: Path) -> Capture:
 
 
 def read_llff(folder: Path) -> Capture:
-    """An array [N, 17], a row for each image by name: a 3x5 matrix with the columns down, right, backwards, position, and
+    """An array [N, 17], a row for each image by name: a 3x5 matrix of the columns down, right, backwards, position, and
     height, width and focal length of the original images; then the nearest and the farthest depth."""
     file = folder / LLFF
     table = numbers(read_arrays(file, np.asarray), printable(file), None, 17)
@@ -173,7 +173,6 @@ def _of_projection(projection: np.ndarray, where: str) -> tuple[np.ndarray, np.n
 
 
 def _images_in(folder: Path, *names: str) -> list[Path]:
-    """The images in the first of the folders that is there, 2 before 10; raises SceneError without one."""
     found = first_there(folder, names)
     if found is None:
         raise SceneError(f"{printable(folder)}: there is no folder {' or '.join(names)} with the images")
@@ -188,7 +187,6 @@ def _values(file: Path, *keys: str) -> list[Any]:
 
 
 def _lines(file: Path) -> list[list[float]]:
-    """The numbers of every line of a text file that is not empty."""
     lines = read_text_utf8(file, SceneError, "camera file").splitlines()
     try:
         return [[float(value) for value in line.split()] for line in lines if line.strip()]

@@ -72,11 +72,9 @@ class FrameInputs:
         return None
 
     def cloud(self, transform: SceneTransform) -> np.ndarray | None:
-        """The points [P, 3] in the model's frame."""
         return None if self.points is None else transform.to_model(self.points.positions)
 
     def describe(self) -> list[str]:
-        """What there is, in lines of text."""
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
             focus = f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, which axes pass by {rig.miss:.0%}"
@@ -274,7 +272,6 @@ def _object_box(transform: SceneTransform, inputs: FrameInputs, radius: float) -
 
 
 def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
-    """A cube around the centre: nearly all points, and at least the cameras."""
     lowest, unknown, most = UNBOUNDED_BOX
     if cloud is None:
         return _cube(unknown), f"{unknown:g} radii, as there are no points: walls mostly stand behind the cameras"
@@ -286,7 +283,6 @@ def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
 
 
 def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, far: float) -> tuple[np.ndarray, str]:
-    """Around the training cameras' frusta between `near` and `far`, clipped."""
     poses = transform.to_model(inputs.rig.poses[inputs.training])
     width, height = inputs.tangents[inputs.training].T
     signs = np.array([[-1.0, -1], [-1, 1], [1, -1], [1, 1]])  # of the corners

@@ -69,7 +69,6 @@ def plan(source: Path, report: Report = print) -> tuple[str, float]:
 
 
 def root_of(source: Path, out: Path | None = None) -> Path:
-    """Where the poses of photos or a video are kept."""
     return out or (source.with_name(f"{source.stem}_frames") if source.is_file() else source)
 
 
@@ -132,10 +131,8 @@ def _is_made(folder: Path, source: dict[str, int]) -> bool:
     with suppress(UserError):  # of a record that is not there
         if read_json(folder / RECORD, SceneError) == source:
             return True
-    raise SceneError(
-        f"{printable(folder)} is there, and was not made of the photos or the video as they are now; to use it, give "
-        f"{printable(folder.parent)} as the scene; to have poses found anew, move it away or {ELSEWHERE}"
-    )
+    what = f"{printable(folder)} is there, and was not made of the photos or the video as they are now"
+    raise SceneError(f"{what}; give {printable(folder.parent)} as the scene, or move it away, or {ELSEWHERE}")
 
 
 @contextmanager
@@ -151,7 +148,6 @@ def _made_whole(folder: Path, source: dict[str, int]) -> Iterator[Path]:
 
 
 def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, report: Report) -> None:
-    """Put the model into `sparse`; work files are beside it."""
     model = largest_model(images, found, is_video, sparse.parent, report)
     registered = {image.name for image in model.images.values() if image.has_pose} if model else set()
     missing = [photo.name for photo in found if photo.name not in registered]
@@ -163,9 +159,8 @@ def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, repor
             reader += " --ImageReader.camera_model EQUIRECTANGULAR"
         raise SceneError(
             f"{summary} in {printable(images)}, fewer than half; without a pose ({first_of(missing, LISTED)}). Take "
-            "more, sharp and with two thirds of overlap, or remove those that show something else. COLMAP itself has "
-            "more to "
-            "try:\n" + _by_hand(sparse.parent.parent, images, is_video, reader)
+            "more, sharp and with two thirds of overlap, remove those that show something else, or try COLMAP itself:\n"
+            + _by_hand(sparse.parent.parent, images, is_video, reader)
         )
     report(f"{summary}, {model.num_points3D()} points, {model.compute_mean_reprojection_error():.2f} px")
     if missing:
@@ -175,7 +170,6 @@ def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, repor
 
 
 def _link(link: Path, images: Path) -> None:
-    """Have the photos in the COLMAP folder, too."""
     if not os.path.lexists(link):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(images.resolve(), target_is_directory=True)

@@ -50,7 +50,6 @@ class Photo:
 
 
 def image_folder(folder: Path) -> Path:
-    """Where the photos of a given folder are: in its sub-folder images if it has one."""
     return folder / "images" if (folder / "images").is_dir() else folder
 
 
@@ -131,7 +130,6 @@ def choose_pairs(names: list[str], is_video: bool) -> list[tuple[int, int]]:
 
 
 def counts_up(names: list[str]) -> bool:
-    """Whether naturally sorted names are numbered as those of a walk with a camera are."""
     parts = [re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", name) for name in names]
     pairs = [(one, two) for one, two in pairwise(parts) if one and two and (one[1], one[3]) == (two[1], two[3])]
     return sum(int(two[2]) - int(one[2]) <= STEP for one, two in pairs) >= ORDERED * (len(names) - 1)

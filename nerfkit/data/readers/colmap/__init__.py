@@ -69,7 +69,6 @@ def _models(folder: Path, parent: str) -> list[Path]:
 
 
 def _find_model(folder: Path) -> tuple[Path, list[str]]:
-    """The folder of the model, and a note if there are others."""
     first, *others = [models for parent in PARENTS if (models := _models(folder, parent))] or [[]]
     if not first:
         raise SceneError(
@@ -122,7 +121,6 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
 
 
 def _top(name: str) -> str:
-    """The outermost folder of a name, if it is in one."""
     return name.partition("/")[0] if "/" in name else ""
 
 
@@ -205,7 +203,6 @@ def _camera_to_world(records: list[ImageRecord]) -> np.ndarray:
 
 
 def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | None, list[str]]:
-    """Points of the model, their views as indices into `image_ids` [N], and notes."""
     file = folder / f"points3D{form}"
     points = FORMS[form].points(file) if os.path.lexists(file) else None
     if points is None or not len(points.positions):

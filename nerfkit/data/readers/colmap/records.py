@@ -52,7 +52,6 @@ class _BinaryFile:
         self.where = f"{name}: the number of records"
 
     def records(self) -> Iterator[str]:
-        """The place of each."""
         (count,) = self.read("Q")
         for index in range(count):
             self.where = f"{self.name}: record {index} of {count} at byte {self.file.tell()}"
@@ -137,7 +136,6 @@ def _is_record(line: bytes) -> bool:
 
 @contextmanager
 def _wanting(what: str, where: str, line: bytes) -> Iterator[None]:
-    """What goes wrong in taking a line apart is a SceneError."""
     try:
         yield
     except (ValueError, IndexError, OverflowError):

@@ -103,7 +103,6 @@ def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) ->
 
 
 def _dialect(content: dict[str, Any]) -> tuple[str, str]:
-    """Whose file it is, and a note that says by which keys."""
     keys = set(content).union(*content["frames"])
     for_nerfstudio = ", ".join(sorted(keys & cameras_json.NERFSTUDIO))
     for_ngp = ", ".join(sorted(keys & cameras_json.INSTANT_NGP))
@@ -144,7 +143,6 @@ def _with_nearest(frames: list[_Frame], folder: Path, notes: list[str | Note]) -
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Files that a frame may mean: as it is named, or with another extension."""
     stem, extension = os.path.splitext(path)
     if extension.lower() in EXTENSIONS:
         return [path, *(Path(stem + known) for known in EXTENSIONS)]
@@ -206,10 +204,8 @@ def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], 
     first, notes = next(filter(None, dynamic), None), []
     if any(frame.own.get("mask_path") is not None for frame in frames):
         if first:
-            raise SceneError(
-                f"{frames[0].where}: 'mask_path' (black is ignored) and {printable(first)} (white is ignored) are "
-                "masks of two kinds; leave one of them"
-            )
+            what = f"'mask_path' (black is ignored) and {printable(first)} (white is ignored) are of two kinds"
+            raise SceneError(f"{frames[0].where}: {what}; leave one of them")
         found, kind = _named_masks(frames, folder)
     elif first:
         found, kind = dynamic, f"named {DYNAMIC}NAME.png, white is ignored"
@@ -225,7 +221,6 @@ def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], 
 
 
 def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], str]:
-    """Files of `mask_path`, which all frames have to have, and words for them."""
     for frame in frames:
         if frame.own.get("mask_path") is None:
             where = f"{frame.where}: key 'mask_path' is missing"
@@ -235,10 +230,8 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
     find = partial(nearest, folders=folders.places_of(folder))
     near |= folders.nearest_of(set(named) - near.keys(), near, find)
     if not near:
-        raise SceneError(
-            f"{frames[0].where}: 'mask_path' names {printable(named[0])}, but neither that nor any other frame's mask "
-            "is there; put the masks where the file names them, or remove the key to use all pixels"
-        )
+        what = f"'mask_path' names {printable(named[0])}, but neither that nor any other frame's mask is there"
+        raise SceneError(f"{frames[0].where}: {what}; put the masks there, or remove the key to use all pixels")
     missing = [f"; missing, first: {printable(file)}" for file in named if file not in near][:1]
     return [near.get(file) for file in named], "of mask_path, black is ignored" + "".join(missing)
 
@@ -246,7 +239,6 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
 def _with_depth(
     images: list[PosedImage], frames: list[_Frame], folder: Path, notes: list[str | Note]
 ) -> list[PosedImage]:
-    """The images with their files of depth that are there, by nerfstudio's keys or instant-ngp's."""
     found, missing = [], []
     for image, frame in zip(images, frames, strict=True):
         values = frame.content | frame.own
@@ -288,7 +280,6 @@ def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) 
 
 
 def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Points | None:
-    """Sparse points of the file that a key names, if it exists."""
     if not cameras_json.is_set(name := content.get("ply_file_path")):
         return None
     path = _path_of(file.parent, name, "ply_file_path", printable(file))
@@ -315,7 +306,6 @@ def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | Non
 
 
 def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[str, list[str]]:
-    """Names of images by split, where keys of the file list them, or those of frames say so."""
     splits: dict[str, list[str]] = {}
     known = {posixpath.normpath(frame.name): frame.name for frame in frames}
     split_of: dict[str, str] = {}

@@ -97,10 +97,8 @@ def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform
         values = merge_frame_keys(content, entry, where)
         lenses.append(lens_of(values, where, *size_of(values, where)))
         if not lenses[-1].is_pinhole:
-            raise SceneError(
-                f"{where}: camera_model {lenses[-1].model} cannot be rendered, only pinholes can; leave camera_model "
-                "and its coefficients out of the file"
-            )
+            what = f"{where}: camera_model {lenses[-1].model} cannot be rendered, only pinholes can"
+            raise SceneError(f"{what}; leave it and its coefficients out of the file")
     poses = np.stack(poses) if transform is None else transform.to_model(np.stack(poses))
     return Cameras.from_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
 
@@ -148,16 +146,12 @@ def pose_of(matrix: Any, where: str) -> np.ndarray:
         raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}")
     for value in (value for row in matrix for value in row):
         if not is_number(value) or not abs(value) <= COORDINATE_LIMIT:  # nor is NaN
-            raise SceneError(
-                f"{where}: the values of transform_matrix must be finite numbers, at most {COORDINATE_LIMIT:g}, got "
-                f"{reprlib.repr(value)}; leave the frame out, or, if others are as large, subtract one point from all"
-            )
+            wanted = f"must be finite numbers, at most {COORDINATE_LIMIT:g}"
+            raise SceneError(f"{where}: the values of transform_matrix {wanted}, got {reprlib.repr(value)}")
     pose = np.array(matrix, dtype=np.float64)
     if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
-        raise SceneError(
-            f"{where}: the last row of transform_matrix is {pose[3].tolist()} instead of [0, 0, 0, 1]; "
-            "is the matrix transposed?"
-        )
+        got = f"{pose[3].tolist()} instead of [0, 0, 0, 1]; is the matrix transposed?"
+        raise SceneError(f"{where}: the last row of transform_matrix is {got}")
     check_rotation(pose[:3, :3], where)
     return pose[:3]
 
@@ -169,10 +163,8 @@ def merge_frame_keys(content: dict[str, Any], frame: dict[str, Any], where: str)
     given += [key for key in ("camera_model", "is_fisheye") if key in frame and frame[key] != content.get(key)]
     inherited = [key for key in coefficients if key not in frame and is_set(content.get(key))]
     if given and inherited:
-        raise SceneError(
-            f"{where}: the frame gives {', '.join(given)}, but {', '.join(inherited)} only the file; "
-            "give the frame all coefficients of its lens"
-        )
+        what = f"the frame gives {', '.join(given)}, but {', '.join(inherited)} only the file"
+        raise SceneError(f"{where}: {what}; give the frame all coefficients of its lens")
     replaced = [key for family in (FOCALS, SIZE) if any(key in frame for key in family) for key in family]
     return {key: content[key] for key in OF_FILE if key in content and key not in replaced} | frame
 
@@ -217,7 +209,6 @@ def _panorama_keys(width: int, height: int) -> dict[str, float]:
 
 
 def _panorama(values: dict[str, Any], where: str, width: int, height: int) -> Lens:
-    """The lens of whole panoramas; what else their keys say is refused."""
     for key, wanted in _panorama_keys(width, height).items():
         if key in values and abs(number(values, key, where) - wanted) > ANGLE_TOLERANCE * wanted:
             what = f"'{key}' of {width}x{height} panoramas must be {wanted:g}, got {values[key]:g}"
@@ -237,10 +228,8 @@ def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfs
     model = other if named is None else NAMED_MODELS[named]
     if model == "OPENCV" and (powers := [f"'{key}'" for key in ("k3", "k4") if key in terms]):
         if named is None and not is_nerfstudio and not values.keys() & {"p1", "p2"}:  # which no fisheye has
-            raise SceneError(
-                f"{where}: {' and '.join(powers)} without 'camera_model' can mean several lenses; give camera_model "
-                "OPENCV (powers 6 and 8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
-            )
+            what = f"{' and '.join(powers)} without 'camera_model' can mean several lenses"
+            raise SceneError(f"{where}: {what}; give camera_model OPENCV (as nerfstudio has it) or OPENCV_FISHEYE")
         model = RADIAL4
     own = [name for name in MODELS[model].names if name[0] in "kps"]
     if unknown := [key for key in terms if key not in own]:
@@ -250,7 +239,6 @@ def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfs
 
 
 def _coefficients(values: dict[str, Any], where: str) -> dict[str, float]:
-    """Coefficients of distortion by key, from the list or one by one."""
     terms, listed = {key: values[key] for key in DISTORTION if key in values}, values.get("distortion_params")
     names = MODELS[ARIA].names[4:] if values.get("camera_model") == "FISHEYE624" else LISTED
     if listed is not None and (not isinstance(listed, list) or len(listed) != len(names)):
@@ -274,10 +262,8 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
         raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
     cx, cy = (number(values, k, where) if k in values else n / 2 for k, n in (("cx", width), ("cy", height)))
     if "w" not in values and not (0 <= cx <= width and 0 <= cy <= height):
-        raise SceneError(
-            f"{where}: the principal point ({cx:g}, {cy:g}) lies outside of {width}x{height} images; "
-            "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
-        )
+        what = f"the principal point ({cx:g}, {cy:g}) lies outside of {width}x{height} images"
+        raise SceneError(f"{where}: {what}; if 'cx' and 'cy' are of another size, give it as 'w' and 'h'")
     return {"fx": fx, "fy": fy or fx, "cx": cx, "cy": cy}
 
 
@@ -308,10 +294,8 @@ def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | 
     first = next(iter(found), None)
     for key, focal in found.items():
         if abs(focal - found[first]) > ANGLE_TOLERANCE * found[first]:
-            raise SceneError(
-                f"{where}: '{first}' means a focal length of {found[first]:.6g} pixels in images of {side}, but "
-                f"'{key}' {focal:.6g}; leave out the wrong one, or give 'w' and 'h' of '{first}'"
-            )
+            what = f"'{first}' means a focal length of {found[first]:.6g} pixels, but '{key}' {focal:.6g}"
+            raise SceneError(f"{where}: {what}; leave out the wrong one, or give 'w' and 'h' of '{first}'")
     return found.get(first)
 
 
