@@ -46,7 +46,7 @@ class DepthFile(NamedTuple):
 
     file: Path  # PNG, EXR, NPY or NPZ
     confidence: Path | None = None  # how much each pixel counts
-    unit: float | None = None  # length of 1 in the file, in the units of the poses, where something says it
+    unit: float | None = None  # length of 1 in the file, in the poses' units, if stated
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Points:
     positions: np.ndarray  # [P, 3] float64
     colors: np.ndarray  # [P, 3] uint8
     track_lengths: np.ndarray  # [P] int64, images that see each
-    views: np.ndarray  # [T] int64, index into the capture's images, of every observation, ordered by point
+    views: np.ndarray  # [T] int64, index of the image of every observation, by point
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Capture:
     up: tuple[float, float, float] | None = None  # world axis that points up, if the files say so
     splits: dict[str, list[str]] = field(default_factory=dict)  # names by split, where the files say so
     paths: dict[str, list[PosedImage]] = field(default_factory=dict)  # splits without any image; see `resolve_files`
-    white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
-    notes: tuple[Note, ...] = ()  # what a user should know: which of several models was read, ...
+    white_ignores: bool = False  # in masks, not black
+    notes: tuple[Note, ...] = ()  # what a user should know
     is_solved: bool = False  # poses of plain photos, which were found for them
 
     @property

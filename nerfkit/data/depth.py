@@ -20,18 +20,18 @@ from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable, read_regular
 
 FILE_LIMIT = 2**31  # bytes
-MILLIMETERS = 0.001  # whole numbers count them, as phones, Kinects and nerfstudio's files do
+MILLIMETERS = 0.001  # of whole numbers
 DEPTHS = re.compile(r"(^|_)(depth|z|range|distance)", re.I)  # arrays of a file that are taken first
-ALONG_RAY = re.compile(r"(?<![a-z])(ray|range|distance)", re.I)  # such an array or folder; others are along the axis
-SHAPE = 0.05  # by which the sides of a depth image may have another ratio: phones cut one of them
-COMPARED, NEIGHBOURS, POINTS = 6, 12, 300  # views, of so many others near them every third, and pixels of a view
+ALONG_RAY = re.compile(r"(?<![a-z])(ray|range|distance)", re.I)  # others are along the axis
+SHAPE = 0.05  # by which the ratio of sides may be another
+COMPARED, NEIGHBOURS, POINTS = 6, 12, 300  # views, others near each, pixels of a view
 ALIKE = 0.5  # dot of the directions of two views that are compared
 SIDE = 512  # pixels of a view's longer side
 COARSE, AGREE = 0.1, 0.02  # of a distance: how well two views agree
-WRONG, CLEARER = 0.03, 1.05  # a scale is said that is so far from 1, at which so many times as many pixels agree
+WRONG, CLEARER = 0.03, 1.05  # scales that are said: off 1, times the pixels that agree
 LEAST, TOP = 0.05, 0.97  # share of pixels that agree; of the most that do at any scale
 TRIED = 20_000  # points without tracks, in each view
-CELLS, BEHIND = 24, 0.1  # of an image's longer side; share of its distance by which a point may be behind the nearest
+CELLS, BEHIND = 24, 0.1  # of a longer side; share of the distance that hides nothing
 
 
 def read_depth(depth: DepthFile, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, bool, float]:
@@ -77,7 +77,7 @@ def _array(file: Path) -> tuple[np.ndarray, str]:
         raise SceneError('depth in EXR files needs OpenEXR: pip install "nerfkit[export]"') from None
     except SceneError:
         raise
-    except Exception as problem:  # decoders raise nearly anything where a file is broken
+    except Exception as problem:  # decoders raise nearly anything
         reason = printable(" ".join(str(problem).split()), 100)
         raise SceneError(f"depth image {printable(file)} cannot be read, is it cut or damaged? ({reason})") from None
     values = np.squeeze(values)
@@ -133,7 +133,7 @@ def depth_notes(capture: Capture, training: Sequence[str], unit: float) -> tuple
     scales = np.append(coarse * 1.01 ** np.arange(-20, 21), 1.0)
     agreeing = _agreement(both, scales, AGREE)
     most = agreeing.max()
-    best = scales[agreeing > TOP * most].mean()  # the middle of what is hardly worse than the best
+    best = scales[agreeing > TOP * most].mean()  # the middle of the best
     if most < LEAST:
         return as_warnings([f"{about}, but no two views agree on it at any scale; are the files of these poses?"])
     if abs(best - 1) > WRONG and most > CLEARER * agreeing[-1]:

@@ -28,7 +28,7 @@ SAMPLED, THREADS = 16, 4  # files that are looked at, and how many of them at a 
 SIDE = 96  # cells of a silhouette, both ways
 BITS = (8, 10, 12, 14, 16)
 FEW_LEVELS = 127  # a largest level up to which masks hold labels, or 0 and 1
-EDGES, DIM = 100, 16  # half-transparent pixels that say whether colors are multiplied by alpha, brighter than that
+EDGES, DIM = 100, 16  # half-transparent pixels that tell of multiplied colors; their least level
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _largest(pool: ThreadPoolExecutor, files: Sequence[Path], enough: int) -> tu
 
     def look(file: Path) -> tuple[int, int, int]:
         levels, alpha = stored_levels(file)
-        varies = alpha is not None and 2 * int(alpha.min()) < int(alpha.max())  # more than at edges of what is drawn
+        varies = alpha is not None and 2 * int(alpha.min()) < int(alpha.max())  # not only at edges
         return int(levels.max()), int(alpha.max()) if varies else 0, int((levels % np.uint16(257)).any())
 
     found = [one for _, one in _looks(pool, files, look, lambda found: np.max(found) > enough)]

@@ -26,7 +26,7 @@ from nerfkit.safe_io import missing_hint, native_name, open_regular, printable
 IMAGE_FOLDER = re.compile(r"(images|input|rgb|frames|train|val|test)(_\d+)?", re.I)  # as scenes name it
 START, FILE_LIMIT = 2**16, 2**40  # bytes of a file of poses: looked at, at most
 TO_JSON = "write poses (camera to world, OpenGL axes) and lens into a transforms.json"
-FOREIGN = (  # formats of poses that are not read: names here or one folder below, how a file starts, program, way in
+FOREIGN = (  # formats that are not read: names, how a file starts, program, way in
     ("*.xml", r"<document[^>]*>\s*<chunk", "Metashape", "export them for COLMAP, or use ns-process-data metashape"),
     ("*.csv", r"^#?name,x,y,", "RealityCapture", "export them for COLMAP, or use ns-process-data realitycapture"),
     ("sfm_data.json", r'"(views|extrinsics)"', "openMVG", "run openMVG_main_openMVG2Colmap"),

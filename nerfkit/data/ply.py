@@ -33,7 +33,7 @@ GRAY = 128  # of points without color
 class _Element(NamedTuple):
     name: str
     count: int
-    fields: list[tuple[str, str]]  # name and numpy's type of every property; of a list, an empty type
+    fields: list[tuple[str, str]]  # name and numpy's type, '' of a list
 
     def type(self, where: str) -> np.dtype:
         names = [name for name, _ in self.fields]
@@ -63,7 +63,7 @@ def read_points(file: Path) -> Points:
             raise SceneError(f"{where}: the property '{name}' of 'vertex' is missing, or is not {wanted}")
     is_ascii = format == "ascii"
     start += 0 if is_ascii else sum(element.count * element.type(where).itemsize for element in before)
-    shortest = 2 * len(types) if is_ascii else kind.itemsize  # bytes of a point, of which the last may lack its newline
+    shortest = 2 * len(types) if is_ascii else kind.itemsize  # bytes of a point
     if vertex.count * shortest > len(content) - start + is_ascii:
         raise SceneError(f"{where} is truncated: {vertex.count} points do not fit into it")
     if is_ascii:
@@ -115,7 +115,7 @@ def _ascii(text: bytes, skipped: int, vertex: _Element, where: str) -> dict[str,
     rows = np.zeros((0, len(names)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a file without rows, which are counted below
+            warnings.simplefilter("ignore")  # rows are counted below
             if vertex.count:
                 rows = np.loadtxt(io.BytesIO(text), skiprows=skipped, max_rows=vertex.count, comments=None, ndmin=2)
     except ValueError as error:

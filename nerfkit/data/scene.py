@@ -39,12 +39,12 @@ class Views:
     files: list[Path]
     headers: list[ImageHeader]  # of each file
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
-    white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
+    white_ignores: bool = False  # in masks, not black
     alpha_masks: bool = False  # masked pixels are transparent, not ignored
     mask_kind: MaskKind = MaskKind()
     depths: list[DepthFile | None] = field(default_factory=list)  # how far is what they show; none where empty
     scale: float = 1.0  # model units of one unit of the poses' files
-    numbers: list[int] = field(default_factory=list)  # in the capture, by which its points name who sees them
+    numbers: list[int] = field(default_factory=list)  # in the capture
 
     def __getitem__(self, chosen: list[int]) -> Views:
         lists = {name: getattr(self, name) for name in ("files", "headers", "masks", "depths", "numbers")}
@@ -154,7 +154,7 @@ class Scene:
     format: str  # of readers.READERS
     views: dict[str, Views]
     up: tuple[float, float, float]  # world axis that points up
-    transform: SceneTransform | None = None  # how the model's frame lies in that of the files; None where they are one
+    transform: SceneTransform | None = None  # from the files' frame to the model's; None where they are one
     notes: tuple[Note, ...] = ()  # what a user should know
     format_again: str = "auto"  # data.format that reads the same scene again
     points: Points | None = None  # sparse points of the files, in their frame

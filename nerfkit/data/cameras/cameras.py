@@ -20,8 +20,8 @@ from tqdm import tqdm
 from nerfkit.data.cameras.lens import UNDISTORT, DirectionMap, Lens
 from nerfkit.errors import SceneError
 
-MAX_DIRECTIONS = 2**24  # of a table, of more than one lens: 0.2 GB, and seconds to find them on a CPU
-SPACINGS = (1, 2, 4, 8, 16, 32)  # pixels between two nodes of a table; at 8, corners of a barrel are off by 0.08
+MAX_DIRECTIONS = 2**24  # of a table, of more than one lens: 0.2 GB
+SPACINGS = (1, 2, 4, 8, 16, 32)  # pixels between two nodes of a table
 LensMaps = dict[tuple[Lens, int], DirectionMap]  # by lens and spacing
 
 

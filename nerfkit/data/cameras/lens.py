@@ -20,18 +20,18 @@ UNDISTORT = "undistort the images with COLMAP's image_undistorter"
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
 BOUNDS = {"omega": (-3.1, 3.1), "alpha": (0, 1), "beta": (1e-6, 1e6)}  # of coefficients that are none of a polynomial
-CENTER_MARGIN = 10  # sides of the image: the principal point of a cropped image may lie outside, but not by far
+CENTER_MARGIN = 10  # sides of the image, by which a principal point may lie outside
 COEFFICIENT_LIMIT = 1e12  # high orders of a long lens are large
 TOLERANCE = 0.05  # pixels between a pixel and the projection of its direction
 MAX_INVALID = 0.02  # share of the pixels of a lens
-CHUNK = 10_000  # pixels that are unprojected at once: torch works on so few in one thread, out of the cache
+CHUNK = 10_000  # pixels that are unprojected at once, out of the cache
 
 
 class DirectionMap(NamedTuple):
     """Directions at N nodes over the image of a lens, row by row: all pixel centres, or evenly spaced points."""
 
     directions: Tensor  # [N, 3] float32, of unit length, OpenGL axes: x right, y up, z backwards
-    valid: Tensor  # [N] bool; where False, no direction leads to the node, and `directions` holds the axis
+    valid: Tensor  # [N] bool; where False, `directions` holds the axis
 
 
 @dataclass(frozen=True)

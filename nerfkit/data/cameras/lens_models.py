@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-ITERATIONS = 100  # of the search in one variable: Newton takes 5, halving the interval 50
-NEWTON_ITERATIONS = 20  # in two variables, from a start that is off by the tangential terms alone
+ITERATIONS = 100  # of the search in one variable
+NEWTON_ITERATIONS = 20  # in two variables
 TOLERANCE = 1e-15  # of a root, relative to itself + 1
 FARTHEST = 1e9  # focal lengths from the centre that the search looks at
 
@@ -28,7 +28,7 @@ def _perspective(points: Tensor) -> tuple[Tensor, Tensor]:
     """(x', y') = (X, Y) / Z"""
     ahead, plane = points.detach()[:, 2], points.detach()[:, :2] / points.detach()[:, 2:]
     seen = (ahead > 0) & (plane.square().sum(-1) < math.inf)
-    sideways = torch.where(seen[:, None], points[:, :2], 0)  # so that gradients of the others are finite
+    sideways = torch.where(seen[:, None], points[:, :2], 0)  # for finite gradients
     return sideways / torch.where(seen, points[:, 2], 1)[:, None], seen
 
 

@@ -15,8 +15,8 @@ from nerfkit.errors import SceneError
 
 # Focal lengths in longer sides of the image, as 9 and 600 mm on 36 mm; a fisheye's of 280 degrees, in shorter sides.
 SHORTEST, SHORTEST_FISHEYE, LONGEST = 0.24, 0.2, 20.0
-STRETCHED = 1.4  # fx / fy, or fy / fx: pixels are squares; those of HDV, 1440x1080 for 16:9, are 1.33 times as wide
-OFF_MIDDLE = 0.23  # of a side, from the middle to the principal point: sensors are moved by a few percent at most
+STRETCHED = 1.4  # fx / fy, or fy / fx; of HDV it is 1.33
+OFF_MIDDLE = 0.23  # of a side, from the middle to the principal point
 OFF_ALIKE = 0.1  # of both sides by one factor: the middle of images of another size
 ALIKE = 0.03  # relative difference of shares that are one
 # How far corners are drawn out: by 0.1 by the strongest pincushions, by 0.37 by a stereographic fisheye at 200 degrees.
@@ -31,7 +31,7 @@ def lens_diagnostics(lenses: Iterable[Lens]) -> list[str]:
     counts = Counter(lenses)
     found: dict[str, tuple[str, int]] = {}  # by kind: of the first lens, and images of all
     n_distorted = sum(not lens.is_pinhole for lens in counts)
-    every, seen = max(1, n_distorted // MOST), 0  # the distortion of each takes a hundredth of a second
+    every, seen = max(1, n_distorted // MOST), 0  # 10 ms each
     for lens, count in counts.items():
         seen += not lens.is_pinhole
         for kind, text in islice(_implausible(lens, seen % every == 0), 1):  # the others follow from the first

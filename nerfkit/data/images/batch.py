@@ -16,7 +16,7 @@ from nerfkit.data.images.pixels import BACKGROUNDS
 from nerfkit.device import available_memory, generator_on
 from nerfkit.errors import SceneError
 
-SHARE_OF_IMAGES = 0.5  # of the device's free memory; the rest is the model's and a step's
+SHARE_OF_IMAGES = 0.5  # of the device's free memory
 REFRESH_EVERY = 16  # steps, at most, after which a window takes another image in
 MIN_WINDOW = 8  # images
 SIGHTED = 16  # of so many rays one is of a sparse point, where these are learned from
@@ -30,8 +30,8 @@ class ImagePool:
     first: Tensor  # [V] int64, number of each image's first pixel
     sizes: tuple[tuple[int, int], ...]  # width and height of each image
     ignored: Tensor | None = None  # [P] bool, pixels that do not count
-    depth: Tensor | None = None  # [P, 2] float16, distance along the ray [model units], and how much it counts; or 0, 0
-    panoramas: Tensor | None = None  # [V] heights of the images whose rows are latitudes, 0 of others; None: all others
+    depth: Tensor | None = None  # [P, 2] float16, distance along the ray [model units], weight
+    panoramas: Tensor | None = None  # [V] heights, 0 of other images
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -87,8 +87,8 @@ class Batch(NamedTuple):
     weight: Tensor  # [R] of each pixel in the loss, float32; 0 excludes a ray
     background: Tensor  # [R, 3] color behind the scene, in [0, 1]
     jitter: Tensor  # [R] in [0, 1], shift of the ray's samples in steps
-    progress: Tensor | None = None  # [] share of the training's schedule that is done, 0 to 1; None: not in a training
-    depth: Tensor | None = None  # [R, 2] measured distance along the ray [scene units] and its weight, 0 of none
+    progress: Tensor | None = None  # [] share of the training that is done, 0 to 1
+    depth: Tensor | None = None  # [R, 2] distance along the ray [scene units], weight
     place: Tensor | None = None  # [R, 2] of each pixel in its image, down and across, in [0, 1)
 
     @property
@@ -216,7 +216,7 @@ class ResidentPixels:
     def __init__(self, pool: ImagePool):
         self.pool, self.device = pool, pool.pixels.device
         self.description = f"all {len(pool)} in the memory of {self.device} ({pool.bytes() / 2**20:.0f} MB)"
-        self.size = pool.sizes[0] if len(set(pool.sizes)) == 1 else None  # of every image; None if they differ
+        self.size = pool.sizes[0] if len(set(pool.sizes)) == 1 else None  # None if they differ
         self.widths = torch.tensor([width for width, _ in pool.sizes], device=self.device)  # [V]
 
     def draw(self, n_pixels: int) -> DrawnPixels:

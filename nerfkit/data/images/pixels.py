@@ -21,10 +21,10 @@ from nerfkit.safe_io import open_regular, printable
 
 BACKGROUNDS = {"white": 1.0, "black": 0.0}
 
-FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow's other decoders are disabled: one of them runs programs
+FORMATS = ("PNG", "JPEG", "WEBP")  # others are disabled: one of them runs programs
 FILE_LIMIT = 2**31  # bytes
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
-DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured); MPO is many JPEGs
+DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured)
 RESIZING_BYTES = 12  # of a pixel, beside those of decoding
 ORIENTATION = 274  # tag of EXIF
 TRANSPOSES = {  # by orientation: how stored pixels become what was seen
@@ -35,15 +35,15 @@ REMEDY = "copy it again, or take it away: images that are missing are left out, 
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
 OPAQUE = 254  # level of alpha from which on a pixel is
 THINNED = 2**21  # pixels that say enough of an image's alpha and edges
-BAND = 256  # rows that are converted together: a whole image would take as much memory again
+BAND = 256  # rows that are converted together, for memory
 
 
 class ImageHeader(NamedTuple):
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
-    has_alpha: bool  # a file may say so of pixels that are opaque: `nerfkit.data.judging` decides
+    has_alpha: bool  # even if opaque: see `judging`
     decoding_bytes: int  # memory that decoding takes
-    turn: int = 1  # EXIF orientation, 1 to 8, by which the stored pixels are turned when they are read
+    turn: int = 1  # EXIF orientation, 1 to 8, by which stored pixels are turned
     bits: int = 8  # of a gray level; 16 of files that may hold fewer
 
     def as_stored(self) -> ImageHeader:
@@ -149,7 +149,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         except UnidentifiedImageError:
             what = "is no PNG, JPEG or WebP file, whatever its name says; convert it, or copy it again"
             raise SceneError(f"image {printable(path)} {what}") from None
-        except Exception as error:  # decoders raise nearly anything where a file is broken
+        except Exception as error:  # decoders raise nearly anything
             cause = printable(str(error) or type(error).__name__)
             raise SceneError(f"image {printable(path)} cannot be read, is it truncated? ({cause}); {REMEDY}") from None
 

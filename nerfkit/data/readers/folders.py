@@ -24,7 +24,7 @@ DEPTHS = ("depth", "depths", "keyframes/depth", "stereo/depth_maps")
 CONFIDENCES = ("confidence", "conf")  # beside those
 WITHIN = re.compile(r"(.*/)?(corrected_)?(images?(_\d+)?|rgb|color)/")  # the folder of an image, in its name
 MEASURED = (".png", ".exr", ".npy", ".npz")  # endings of files that hold lengths
-STEREO = ".geometric.bin"  # ending of COLMAP's, of which others (photometric) hold what no other view agrees to
+STEREO = ".geometric.bin"  # not photometric, to which no other view agrees
 
 
 def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> list[str]:

@@ -26,7 +26,7 @@ PHONE_UP = (0.0, 1.0, 0.0)  # of ARKit's world, whose cameras have OpenGL's axes
 CORRECTED = ("keyframes/corrected_cameras", "keyframes/cameras")  # of Polycam, the better first
 POLYCAM = ("fx", "fy", "cx", "cy", "width", "height", *(f"t_{row}{column}" for row in range(3) for column in range(4)))
 INTRINSICS = ("intrinsics.txt", "intrinsic/intrinsic_color.txt", "intrinsics_color.txt")
-NPZ = ("cameras.npz", "cameras_sphere.npz", "cameras_large.npz")  # of one world; they differ in the sphere around it
+NPZ = ("cameras.npz", "cameras_sphere.npz", "cameras_large.npz")  # of one world
 LLFF = "poses_bounds.npy"
 REDUCED = re.compile(r"images(?:_([1-9]\d{0,3}))?")  # folders of LLFF's images
 ARRAYS_LIMIT = 2**28  # bytes
@@ -199,7 +199,7 @@ def read_arrays(file: Path, kind: Callable[[Any], Any]) -> Any:
     content = read_regular(file, ARRAYS_LIMIT, "camera file", SceneError)
     try:
         return kind(np.load(io.BytesIO(content), allow_pickle=False))
-    except Exception as problem:  # a header is a Python literal: what may go wrong in it has many classes
+    except Exception as problem:  # a header is a Python literal
         reason = printable(" ".join(str(problem).split()), 100)
         raise SceneError(f"{printable(file)} is not such a NumPy file, or is cut or damaged: {reason}") from None
 

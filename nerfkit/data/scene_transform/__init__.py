@@ -34,19 +34,19 @@ GUESSED_BASELINES = 4.0  # to the content of a forward scene of which nothing sa
 RADIUS_QUANTILE = 0.9  # of the cameras' distances from the centre
 EXTREME = 0.001  # quantile of depths that stands for the least, and for the greatest
 NEAR_FACTOR = 0.5  # near: of the least depth
-NEAR_RADIUS, NEAR_PATH = 0.05, 0.01  # near without depths [radii]; the radius of a walk is the length of its path
+NEAR_RADIUS, NEAR_PATH = 0.05, 0.01  # near without depths [radii]
 BOUNDS_FACTORS = (0.9, 1.2)  # of the nearest and the farthest bound
-FAR_RADIUS = 256.0  # where nothing limits the scene: beyond that nothing moves in a contracted cube
+FAR_RADIUS = 256.0  # where nothing limits the scene
 FORWARD_BOX = 4.0  # radii, at most, from the centre to the side of a forward scene's box
 UNBOUNDED_BOX = (1.0, 2.0, 4.0)  # half the side of the box [radii]: at least, without points, at most
 TRACK = 3  # images that have to see a point which shapes the box of an object
-GROWN = 0.1  # share of its side by which the box of an object's points grows, at either end
+GROWN = 0.1  # share of a side by which an object's box grows
 HELD = 0.99  # share of an object's rays that its box has to meet
 SMALL = 0.25  # of the sides of a box, below which an object is of another unit
-USUAL_SIDE = 2.4  # of the box of an object, in model units: steps and levels, and how dense it is at first, are for it
+USUAL_SIDE = 2.4  # of the box of an object [model units]
 FAR = 1e10  # where the box of an object is that of its hull: it ends all rays
 CELLS, PASSES = 32, 4  # along a side; each pass looks closer
-SEEN, MISSED = 0.5, 0.1  # share of the cameras that have to see a place, and of these that may see nothing there
+SEEN, MISSED = 0.5, 0.1  # share of cameras that see a place, and of these that see nothing
 INSIDE = 0.95  # share of points inside the box below which there is a warning
 
 

@@ -29,20 +29,20 @@ Silhouettes = Mapping[str, np.ndarray]  # where images are opaque, by their name
 STRAY = 100.0  # times as far from the median position as 90 % of the cameras are
 COARSEST = 1e-4  # of the cameras' spread: a tenth of a pixel in an image of 1000
 LEAST_PARALLAX = 1.0  # pixels by which the content moves between the cameras, at least
-SMALL_RIG = 0.01  # of the diagonal of a box that is given: cameras closer together than that are of another unit
+SMALL_RIG = 0.01  # of a box's diagonal: cameras closer together are of another unit
 MAX_VIEWS = (50, 2000)  # evenly spaced: whose points are asked for, and that may see them
-DISTANCES = np.geomspace(0.01, 100.0, 16)  # of points that are asked for [baselines, or distances to the focus]
-FEW = 0.01  # share of the points inside a box, or of the rays that meet it, below which there is a warning
+DISTANCES = np.geomspace(0.01, 100.0, 16)  # of points that are asked for [baselines]
+FEW = 0.01  # share of points inside a box, or of rays that meet it
 NEXT_TO_NONE = 1e-4  # of the rays: nothing can be trained
 RAY_VIEWS, SIDE = 256, 17  # evenly spaced, whose rays are tried; rays of each, both ways
-FOCUSED, NEAR_AXES = 0.9, 0.3  # share of cameras before their common point; mean distance of their axes from it
+FOCUSED, NEAR_AXES = 0.9, 0.3  # cameras before their common point; distance of axes from it
 PLAIN = 2.0  # of 255: standard deviation of an image that shows nothing
 MOST = 0.9  # share of the images that have to be plain, or copies
 SAMPLED_PIXELS = 1024  # of an image
 MAX_IMAGES = 512  # that are looked at
 DARK = 64  # of 255: no image of a set is brighter
 MASKED = 0.6  # share of pixels that masks ignore, above which they may be the wrong way
-AROUND = 0.8  # share of the pixels at the edges that masks of an object ignore; and of those in the middle, leave
+AROUND = 0.8  # share of edges that masks of an object ignore; of the middle they leave
 
 
 def solve_diagnostics(capture: Capture) -> Iterator[str]:

@@ -20,11 +20,11 @@ MAX_OBSERVATIONS = 2_000_000  # evenly spaced, whose depths are looked at
 MAX_UNTRACKED = (64, 20_000)  # cameras and points, where nothing says which sees which
 PARALLEL = 1e-10  # mean squared sine below which axes have no nearest point
 TINY = 1e-9  # of the coordinates: a length that is rounding
-LEVEL = 0.5  # sine of 30 degrees: right axes that are farther off the horizon, in the mean, say nothing of it
+LEVEL = 0.5  # sine of 30 degrees: right axes farther off the horizon say nothing of it
 VARIED = 0.17  # sine of 10 degrees: right axes closer together than that do not span the horizon
-TURNED = 0.8  # length of the mean up axis below which cameras turn around their right axes: by 60 degrees and more
+TURNED = 0.8  # length of the mean up axis of cameras that hardly turn around their right ones
 UNDECIDED = 0.1  # length of a mean of unit vectors that cancel
-STEEPEST = 3.0  # half an image's side at depth 1, at most: of a fisheye it may be anything
+STEEPEST = 3.0  # half an image's side at depth 1, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Rig:
     baseline: float  # largest distance of a camera from the mean position; 0 where it is rounding
     along: float  # of the baseline, the largest share that runs along the mean viewing direction
     alignment: float  # length of the mean viewing direction
-    low_dot: float  # 5 % quantile of the dots of all pairs of viewing directions; 1 where there is no pair
+    low_dot: float  # 5 % quantile of the dots of all pairs of viewing directions
     focus: np.ndarray | None  # [3] nearest point of the axes that have it in front; none if they are parallel
     in_front: float  # share of all cameras that have the focus in front of them
     distance: float  # mean of the cameras' distances to the focus

@@ -34,8 +34,8 @@ GPANO = re.compile(rb"GPano:(\w+)(?:\s*=\s*[\"']|>)\s*(\w+)")  # of XMP: what fi
 SIDES = b"WidthPixels", b"HeightPixels"
 WHOLE, PART = "panorama", "part of a panorama"
 LOOKED_AT = 5  # photos of a lens, whose edges tell whether they are panoramas
-POLE, SEAM = 0.3, 2.0  # steps to the next column along the first and last row, and across the seam, in the mean one
-VARIED = 0.25  # deviation along the seam, in that of the photo: that of a thing before a white wall is 0
+POLE, SEAM = 0.3, 2.0  # steps along the first and last row, and across the seam, in the mean one
+VARIED = 0.25  # deviation along the seam, in that of the photo
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,13 @@ def read_header(folder: Path, name: str) -> Photo:
     lens, says = [header.width, header.height], ""
     try:
         with Image.open(file, formats=FORMATS) as image:
-            if image.format != "PNG" or "exif" in image.info:  # or else Pillow would decode it to look further
+            if image.format != "PNG" or "exif" in image.info:  # or else Pillow decodes it
                 says = said_of_panorama(image.info.get("xmp", b""))
                 exif = image.getexif()
                 details = exif.get_ifd(EXIF_IFD)
                 values = exif.get(MODEL), details.get(FOCAL), details.get(FOCAL_35MM)
                 lens += [str(value) for value in values if value]
-    except Exception:  # Pillow raises nearly anything for a broken EXIF; without one the size alone tells lenses apart
+    except Exception:  # Pillow raises nearly anything for a broken EXIF
         pass
     is_map = header.bits == 16 or MAPS.fullmatch(file.stem) is not None
     return Photo(name, file.stat().st_size, tuple(lens), header.turn != 1, is_map, says)

@@ -23,7 +23,7 @@ REMARKS = (
     "# image id, quaternion w x y z, translation, camera id, name; then 2D points: x, y, point id",
     "# point id, x, y, z, red, green, blue, error (-1: not known), track of image id and index",
 )
-UNKNOWN_PIXEL = "-1 -1"  # x and y of 2D points of which no more is known than what they see
+UNKNOWN_PIXEL = "-1 -1"  # x and y
 
 
 def write_model(folder: Path, capture: Capture) -> None:

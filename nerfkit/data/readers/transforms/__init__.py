@@ -166,7 +166,7 @@ def _images(
     headers: list[ImageHeader | None] = []
     for frame, values in zip(frames, all_values, strict=True):
         headers.append(None)
-        with suppress(SceneError):  # what is wrong with it is said when its pixels are read
+        with suppress(SceneError):  # said when its pixels are read
             headers[-1] = None if values.keys() & cameras_json.SIZE else image_header(frame.path)
     other = next(filter(None, headers), None)
     for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):

@@ -48,7 +48,7 @@ NAMED_MODELS = {  # nerfstudio's names -> ours
     for name in ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE", PANORAMA)
 } | {"FISHEYE624": ARIA}
 UNDISTORT = "undistort the images to a pinhole camera first"
-REFUSED = {  # keys of what is no such lens, or no fixed one, or changes the pixels, with advice
+REFUSED = {  # keys that are not supported, with advice
     **dict.fromkeys(("fisheye", "b1", "b2", "skew"), UNDISTORT),
     **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
     **dict.fromkeys(("ortho", "orthographic", "ortho_scale"), "give images of a perspective camera"),

@@ -15,9 +15,9 @@ from nerfkit.errors import SceneError
 
 ADVICE = "if these are their axes, negate columns 1 and 2 of every transform_matrix"
 FEWEST = 8  # cameras, or points, of which anything is said
-SPREAD = 0.1  # smallest eigenvalue of mean(1 - d d^T) over viewing directions d: below, they are too parallel to meet
-NEAR_FOCUS = 0.3  # distance of the axes from their common point, by that of the cameras, in the mean
-IN_FRONT, NEAR_AXES, BETTER = 0.95, 0.1, 3.0  # of poses read otherwise: looking at a point, hitting it, so much better
+SPREAD = 0.1  # least eigenvalue of mean(1 - d d^T) of viewing directions d that meet
+NEAR_FOCUS = 0.3  # of the axes from their common point, by the cameras' distance
+IN_FRONT, NEAR_AXES, BETTER = 0.95, 0.1, 3.0  # of poses read otherwise
 SAMPLED = 64, 2048  # cameras and points that are projected
 MORE = 4  # times as many points as are seen
 
@@ -44,7 +44,7 @@ def axes_diagnostics(
     meet = rig.focus is not None and rig.miss < NEAR_FOCUS and np.linalg.eigvalsh(across)[0] >= SPREAD
     looks_away = meet and rig.in_front < 1 - IN_FRONT
     is_upside_down = up is not None and (poses[:, :, 1] @ np.array(up)).mean() < -0.5 * np.linalg.norm(up)
-    is_upright = up is not None and poses[:, 2, 1].mean() > 0.5  # along z, which is up in the formats that state one
+    is_upright = up is not None and poses[:, 2, 1].mean() > 0.5  # along z
     away = "the cameras look away from the point where their axes meet"
     if looks_away and is_upside_down:
         raise SceneError(f"{where}: {opencv}: {away}, and stand upside down; {ADVICE}, or else give the world's 'up'")
