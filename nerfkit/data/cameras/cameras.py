@@ -196,7 +196,12 @@ class Cameras:
 
 def _table(lenses: list[Lens], known: LensMaps) -> DirectionTable:
     distinct = list(dict.fromkeys(lenses))
-    spacing = _spacing(distinct)
+    spacings = SPACINGS[:1] if len(distinct) == 1 else SPACINGS
+    sums = {n: sum(math.prod(lens.nodes(n)) for lens in distinct) for n in spacings}  # nodes of all lenses
+    spacing = next((n for n, count in sums.items() if count <= MAX_DIRECTIONS or len(sums) == 1), 0)
+    if not spacing:
+        what = f"the {len(distinct)} lenses with distortion have {sums[1]} pixels together"
+        raise SceneError(f"{what}; raise data.downscale, or {UNDISTORT}")
     nodes = {lens: lens.nodes(spacing) for lens in distinct}  # across, down
     ends = torch.tensor([across * down for across, down in nodes.values()]).cumsum(0).tolist()
     first = dict(zip(distinct, [0, *ends], strict=False))
@@ -212,15 +217,6 @@ def _table(lenses: list[Lens], known: LensMaps) -> DirectionTable:
         directions, valid, torch.tensor([first[lens] for lens in lenses]),
         torch.tensor([nodes[lens][0] for lens in lenses]), torch.tensor(step), spacing,
     )  # fmt: skip
-
-
-def _spacing(lenses: list[Lens]) -> int:
-    """The closest of SPACINGS with which the table of all lenses has MAX_DIRECTIONS nodes at most; 1 for one lens."""
-    for spacing in SPACINGS:
-        if len(lenses) == 1 or sum(math.prod(lens.nodes(spacing)) for lens in lenses) <= MAX_DIRECTIONS:
-            return spacing
-    what = f"the {len(lenses)} lenses with distortion have more than {MAX_DIRECTIONS * spacing**2} pixels together"
-    raise SceneError(f"{what}; raise data.downscale, or {UNDISTORT}")
 
 
 def _each_tensor(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:

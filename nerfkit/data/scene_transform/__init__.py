@@ -27,6 +27,7 @@ from nerfkit.data.scene_transform.transform import SceneTransform, check_extent,
 from nerfkit.errors import SceneError
 
 UP = np.array([0.0, 0, 1])  # of the model's frame
+CUBE = np.array([[-1.0] * 3, [1.0] * 3])
 FORWARD_DOT, FORWARD_BASELINES = 0.5, 2.0  # above which a scene is forward
 INWARD_SHARE, INWARD_SPREAD = 0.9, 0.5  # cameras with the focus in front; spread of their distances
 CENTER_BASELINES = 5.0  # a focus farther away than that is too uncertain to be the centre
@@ -267,19 +268,19 @@ def _object_box(transform: SceneTransform, inputs: FrameInputs, radius: float) -
         distances = np.linalg.norm(inputs.rig.positions - transform.center, axis=1)
         reach = transform.scale * max(distances.max() - inputs.bounds[:, 0].min(), 0) * 1.1
         if 0 < reach < radius:
-            return _cube(reach), "1.1 x the way from the nearest bound to the center, seen from the farthest camera"
-    return _cube(radius), "the radius, as there are no points"
+            return reach * CUBE, "1.1 x the way from the nearest bound to the center, seen from the farthest camera"
+    return radius * CUBE, "the radius, as there are no points"
 
 
 def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
     lowest, unknown, most = UNBOUNDED_BOX
     if cloud is None:
-        return _cube(unknown), f"{unknown:g} radii, as there are no points: walls mostly stand behind the cameras"
+        return unknown * CUBE, f"{unknown:g} radii, as there are no points: walls mostly stand behind the cameras"
     reach = float(np.quantile(np.abs(cloud).max(1), 0.99))
     if reach > most:
-        return _cube(most), f"{most:g} radii; 99 % of the points would need {reach:.4g}, too coarse for one box"
+        return most * CUBE, f"{most:g} radii; 99 % of the points would need {reach:.4g}, too coarse for one box"
     half = min(max(1.1 * reach, lowest), most)
-    return _cube(half), f"the cube of 99 % of the points, times 1.1, or {lowest:g} to each side if that is more"
+    return half * CUBE, f"the cube of 99 % of the points, times 1.1, or {lowest:g} to each side if that is more"
 
 
 def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, far: float) -> tuple[np.ndarray, str]:
@@ -292,10 +293,6 @@ def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, fa
     box = np.stack([np.min(ends, (0, 1, 2)), np.max(ends, (0, 1, 2))]).clip(-FORWARD_BOX, FORWARD_BOX)
     box[1] = np.maximum(box[1], box[0] + 0.1)  # of a near beyond the limit
     return box, f"around the training cameras' frusta from near to far, at most {FORWARD_BOX:g} radii from the center"
-
-
-def _cube(half: float) -> np.ndarray:
-    return np.array([[-half] * 3, [half] * 3])
 
 
 def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhouettes: Silhouettes) -> SceneTransform:

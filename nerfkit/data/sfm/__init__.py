@@ -79,8 +79,13 @@ def solve(source: Path, out: Path | None = None, report: Report = print) -> Path
     try:
         images = extract_frames(source, root / "images", report) if is_video else image_folder(source)
         found = find_photos(images, report)
-        if images not in (root, root / "images"):
-            _link(root / "images", images)
+        link = root / "images"  # the photos are in the COLMAP folder, too
+        if images not in (root, link) and not os.path.lexists(link):
+            root.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(images.resolve(), target_is_directory=True)
+        if images != root and link.resolve() != images.resolve():
+            what = f"{printable(link)} is there, and is not the folder of photos {printable(images)}"
+            raise SceneError(f"{what}; {ELSEWHERE}")
         record = {photo.name: photo.bytes for photo in found}
         if not _is_made(root / "sparse", record):
             with _made_whole(root / "sparse", record) as sparse:
@@ -153,10 +158,8 @@ def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, repor
     missing = [photo.name for photo in found if photo.name not in registered]
     summary = f"registered {len(registered)} of {len(found)} photos"
     if 2 * len(registered) < len(found):
-        lenses = {(photo.lens, photo.is_panorama) for photo in found}
-        reader = f"--ImageReader.single_camera {int(len(lenses) == 1)}"
-        if all(photo.is_panorama for photo in found):
-            reader += " --ImageReader.camera_model EQUIRECTANGULAR"
+        reader = f"--ImageReader.single_camera {int(len({(photo.lens, photo.is_panorama) for photo in found}) == 1)}"
+        reader += " --ImageReader.camera_model EQUIRECTANGULAR" * all(photo.is_panorama for photo in found)
         raise SceneError(
             f"{summary} in {printable(images)}, fewer than half; without a pose ({first_of(missing, LISTED)}). Take "
             "more, sharp and with two thirds of overlap, remove those that show something else, or try COLMAP itself:\n"
@@ -167,15 +170,6 @@ def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, repor
         report(f"without a pose ({first_of(missing, LISTED)})")
     (sparse / "0").mkdir()
     model.write(sparse / "0")
-
-
-def _link(link: Path, images: Path) -> None:
-    if not os.path.lexists(link):
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(images.resolve(), target_is_directory=True)
-    elif link.resolve() != images.resolve():
-        what = f"{printable(link)} is there, and is not the folder of photos {printable(images)}"
-        raise SceneError(f"{what}; {ELSEWHERE}")
 
 
 def _by_hand(root: Path, images: Path, is_video: bool, reader: str) -> str:
@@ -202,9 +196,15 @@ def largest_model(folder: Path, found: list[Photo], is_video: bool, work: Path, 
         _extract(pycolmap, work, names, report)
         pairs = choose_pairs([photo.name for photo in found], is_video)
         _match(pycolmap, work, list(names), pairs)
-        model = _map(pycolmap, work, len(found))
+        options = pycolmap.IncrementalPipelineOptions()
+        options.num_threads, options.random_seed = THREADS, SEED
+        (work / "models").mkdir()
+        places = work / DATABASE, work / "images", work / "models"
+        with tqdm(total=len(found), desc="mapping") as bar:
+            models = pycolmap.incremental_mapping(*places, options, next_image_callback=lambda: bar.update(1))
     except (RuntimeError, ValueError, IndexError) as error:  # what pycolmap raises
         raise SceneError(f"pycolmap failed: {printable(str(error).strip())}") from None
+    model = max(models.values(), key=lambda model: (model.num_reg_images(), model.num_points3D()), default=None)
     for image in model.images.values() if model else ():
         image.name = names[image.name].name
     return model
@@ -239,8 +239,7 @@ def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> N
         for group in lenses.values():
             before = database.num_cameras()
             reader = pycolmap.ImageReaderOptions()
-            reader.camera_model = "OPENCV" if len(group) >= MANY else "SIMPLE_RADIAL"
-            factor = 1
+            reader.camera_model, factor = "OPENCV" if len(group) >= MANY else "SIMPLE_RADIAL", 1
             if names[group[0]].is_panorama:
                 reader.camera_model, factor = "EQUIRECTANGULAR", AROUND
             options.max_image_size, options.sift.max_num_features = factor * MAX_IMAGE_SIZE, factor * FEATURES
@@ -263,14 +262,3 @@ def _match(pycolmap, work: Path, names: list[str], pairs: list[tuple[int, int]])
             (work / "pairs.txt").write_text("".join(f"{names[one]} {names[two]}\n" for one, two in some))
             pycolmap.match_image_pairs(work / DATABASE, options, pairing, verification)
             bar.update(len(some))
-
-
-def _map(pycolmap, work: Path, count: int) -> Any:
-    """The model of most images, then of most points: it need not be the first."""
-    options = pycolmap.IncrementalPipelineOptions()
-    options.num_threads, options.random_seed = THREADS, SEED
-    (work / "models").mkdir()
-    places = work / DATABASE, work / "images", work / "models"
-    with tqdm(total=count, desc="mapping") as bar:
-        models = pycolmap.incremental_mapping(*places, options, next_image_callback=lambda: bar.update(1))
-    return max(models.values(), key=lambda model: (model.num_reg_images(), model.num_points3D()), default=None)
