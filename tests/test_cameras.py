@@ -190,21 +190,18 @@ def test_stored_projections(model: str):
 def test_a_panorama_reaches_all_directions_and_has_no_seam():
     panorama = Lens("EQUIRECTANGULAR", (256.0, 128.0), 256, 128)
     everywhere = torch.nn.functional.normalize(torch.randn(2000, 3, dtype=torch.float64), dim=-1)
-    poles = torch.tensor([(0, -1, 0), (0, 1, 0), (0, 0, -1)], dtype=torch.float64)
-    pixels = panorama.project(torch.cat([everywhere, poles]))
+    pixels = panorama.project(everywhere)
     assert (pixels >= 0).all() and (pixels <= torch.tensor([256, 128])).all()
-    back, residual = panorama.unproject(pixels[:-3])
-    torch.testing.assert_close(back, everywhere)
-    assert residual.max() < 1e-9
-    torch.testing.assert_close(pixels[-3:-1, 1], torch.tensor([0, 128]).double(), msg="up and down")
+    torch.testing.assert_close(panorama.unproject(pixels)[0], everywhere)
+    poles = panorama.project(torch.tensor([(0.0, -1, 0), (0, 1, 0), (0, 0, 0)]))
+    assert poles[:2, 1].tolist() == pytest.approx([0, 128]) and poles[2].isnan().all()
     rows = torch.arange(128).double() + 0.5
     left, right = (panorama.unproject(torch.stack([rows * 0 + x, rows], -1))[0] for x in (0.5, 255.5))
     one_pixel = rows.sub(64).mul(math.pi / 128).cos() * 2 * math.sin(math.pi / 256)
     torch.testing.assert_close((left - right).norm(dim=-1), one_pixel, msg="neighbours across the seam")
-    assert panorama.project(torch.zeros(1, 3)).isnan().all()
     assert panorama.unproject(torch.tensor([(256.6, 5)]))[1].isinf()
-    cameras = Cameras.from_lenses(torch.eye(4)[None, :3], [panorama])
-    torch.testing.assert_close(cameras.project(7 * everywhere.float(), 0)[1], torch.full((2000,), 7.0))
+    depth = Cameras.from_lenses(torch.eye(4)[None, :3], [panorama]).project(7 * everywhere.float(), 0)[1]
+    torch.testing.assert_close(depth, torch.full((2000,), 7.0))
 
 
 def test_pinholes_instead_of_lenses_show_what_a_plane_can():
@@ -369,12 +366,12 @@ def test_no_ray_is_silently_wrong(model: str):
 
 def test_the_fold_of_tangential_distortion():
     lens = Lens("OPENCV", (100.0, 100.0, 320.0, 240.0, 0.0, 0.0, 0.0, 0.1), 640, 480)  # at y = 0: x' = x + 0.3 x^2
-    points = torch.tensor([(x, 0, 1) for x in (-7, -2, -1.67, -1.66, -1, 3)], dtype=torch.float64)
-    assert lens.project(points).isnan().any(-1).tolist() == [True, True, True, False, False, False]
+    points = torch.tensor([(x, 0, 1) for x in (-7, -1.67, -1.66, 3)], dtype=torch.float64)
+    assert lens.project(points).isnan().any(-1).tolist() == [True, True, False, False]
     pixels = torch.tensor([(320 + 100 * x, 240) for x in (-0.8334, -0.8333, 5.7)], dtype=torch.float64)
     directions, residual = lens.unproject(pixels)
     assert residual.isinf().tolist() == [True, False, False] and residual[1:].max() < 1e-6
-    torch.testing.assert_close((directions[:, 0] / directions[:, 2])[2].item(), 3.0, rtol=0, atol=1e-9)
+    assert (directions[:, 0] / directions[:, 2])[2].item() == pytest.approx(3.0, abs=1e-9)
 
 
 BAD = {  # arguments, and what the error has to name

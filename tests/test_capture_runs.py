@@ -108,16 +108,18 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path, c
     posed.call(render, place, *few)
     frames = [np.asarray(Image.open(place / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
     assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any()
-    seen, path = load_run(place, "cpu"), place / "render" / "orbit" / "path.json"
-    flown = [frame["transform_matrix"] for frame in json.loads(path.read_text())["frames"]]
+    seen = load_run(place, "cpu")
     middle = np.reshape(seen.config.data.box, (2, 3)).mean(0)
-    elevations = []
-    for eyes in (seen.transform.to_model(np.array(flown)[:, :3]), seen.cameras("train").camera_to_world.numpy()):
-        offsets = eyes[:, :, 3] - middle
-        elevations.append(np.arcsin(offsets @ seen.scene.up / np.linalg.norm(offsets, axis=1)).mean())
-    assert elevations[0] == pytest.approx(elevations[1], abs=1e-3), "as high as the views are"
-    around = scene["splits"]["train"]["frames"]
-    turn = np.diag([-1.0, 1, -1, 1])
+
+    def flown(run: Path) -> np.ndarray:
+        frames = json.loads((run / "render" / "orbit" / "path.json").read_text())["frames"]
+        poses = np.array([frame["transform_matrix"] for frame in frames])[:, :3]
+        return seen.transform.to_model(poses)[:, :, 3] - middle
+
+    stands = seen.cameras("train").camera_to_world.numpy()[:, :, 3] - middle
+    orbit, views = (np.arcsin(of @ seen.scene.up / np.linalg.norm(of, axis=1)).mean() for of in (flown(place), stands))
+    assert orbit == pytest.approx(views, abs=1e-3), "as high as the views are"
+    around, turn = scene["splits"]["train"]["frames"], np.diag([-1.0, 1, -1, 1])
     for name, frames in {
         "outwards": [frame | {"transform_matrix": (frame["transform_matrix"] @ turn).tolist()} for frame in around],
         "from one side": [frame for frame in around if frame["transform_matrix"][0][3] > 0],
@@ -129,9 +131,8 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path, c
         assert (run / "render" / "interpolate" / "0001.png").exists(), name
     posed.call(render, run, "--frames", 8, "--size", 4, 4, "--cameras", "orbit")
     assert_names(capsys.readouterr().out, "stand on one side")
-    flown = json.loads((run / "render" / "orbit" / "path.json").read_text())["frames"]
-    eyes = seen.transform.to_model(np.array([frame["transform_matrix"] for frame in flown])[:, :3])[:, :, 3]
-    assert (eyes[:, 0] > middle[0]).all() and np.ptp(eyes, axis=0).min() > 0, "an orbit stays where the views are"
+    eyes = flown(run)
+    assert (eyes[:, 0] > 0).all() and np.ptp(eyes, axis=0).min() > 0, "an orbit stays where the views are"
 
 
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
@@ -159,11 +160,8 @@ def test_inspect_says_what_training_would(tmp_path):
     scene = posed.colmap_in(tmp_path / "scene", [posed.PINHOLE] * 5)
     with raises_mentioning(RunError, scene):
         run_main(inspect, str(scene), "--out", str(scene))
-    with raises_mentioning(SceneError, "'ply'", "colmap"):
-        run_main(inspect, str(scene), "--data.format", "ply")
-    for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
-        with raises_mentioning(ConfigError, f"data.{option}"):
-            run_main(inspect, str(scene), f"--data.{option}", *values)
+    with raises_mentioning(ConfigError, "data.box"):
+        run_main(inspect, str(scene), "--data.box", *"1 1 1 0 0 0".split())
 
 
 def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
@@ -251,9 +249,10 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
     trainer = Trainer(small_config, scene=scene)
     trainer.save(tmp_path / "run")
 
+    views_of = lambda: load_scene(str(masked), box=posed.BOX).split("test")  # noqa: E731
+
     def scores() -> dict:
-        views = load_scene(str(masked), box=posed.BOX).split("test")
-        return evaluate(trainer.model, small_config, views, posed.STATE, trainer.folder, torch.device("cpu"))
+        return evaluate(trainer.model, small_config, views_of(), posed.STATE, trainer.folder, torch.device("cpu"))
 
     before = scores()
     spoilt(masked)
@@ -261,12 +260,9 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
     assert [row["psnr"] for row in before["views"]] == [row["psnr"] for row in after["views"]]
     assert after["protocol"]["ignored_pixels"] == 3 * posed.LEFT.sum()
     assert after["share_of_pixels"] == pytest.approx(1 - posed.LEFT.mean(), abs=1e-4)
-    views = load_scene(str(masked), box=posed.BOX).split("test")
-    truth = views.load().image(0).float() / 255
-    render = ImageRenderer(trainer.model, torch.ones(3))(views.cameras, 0)["rgb"]
-    error = (
-        (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:]).square()[~torch.from_numpy(posed.LEFT)].mean()
-    )
+    truth, kept = views_of().load().image(0).float() / 255, ~torch.from_numpy(posed.LEFT)
+    render = ImageRenderer(trainer.model, torch.ones(3))(views_of().cameras, 0)["rgb"]
+    error = (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:])[kept].square().mean()
     assert after["views"][0]["psnr"] == pytest.approx(-10 * math.log10(error), abs=1e-3)
 
 

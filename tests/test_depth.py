@@ -24,6 +24,7 @@ from nerfkit.data.images.batch import SIGHTED
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
 from nerfkit.model.compositing import Rendering
+from nerfkit.model.sampling import Samples
 from nerfkit.training.step.losses import depth_error
 from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, write_colmap, write_nerfstudio
@@ -163,23 +164,18 @@ def test_files_that_measure_nothing_are_left_out_with_a_warning(tmp_path, values
     assert_names(" ".join(note.text for note in scene.notes if note.kind == "warning"), "depth image", *says)
 
 
-def rendered(weights: list[float], middles: list[float]) -> Rendering:
-    """Two rays of two samples each."""
-    t = torch.tensor(middles)
-    samples = nerfkit.model.sampling.Samples(
-        torch.zeros(4, 3), t - 0.1, t + 0.1, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 2, 4]), torch.ones(2).bool()
-    )
-    return Rendering(torch.zeros(2, 3), torch.ones(2), torch.zeros(2), torch.tensor(weights), samples)
-
-
 @pytest.mark.parametrize("weights, counts, wanted", [
     ((0, 1, 1, 0), (1, 1), 0.0),  # all lies at the distance
     ((0, 1, 0, 1), (1, 1), 0.25), ((0, 1, 0, 1), (1, 0), 0.0),  # half of its distance behind; of a ray that counts not
     ((0.5, 0.5, 1, 0), (1, 1), 0.125), ((0, 0, 1, 0), (1, 1), 0.5), ((0, 0, 0, 0), (0, 0), 0.0),
 ])  # fmt: skip
 def test_the_loss_is_how_far_weights_are_from_the_distance(weights, counts, wanted):
+    """Of two rays of two samples each, at 1 and 2, and at 2 and 3."""
+    t, offsets = torch.tensor([1.0, 2, 2, 3]), torch.tensor([0, 2, 4])
+    samples = Samples(torch.zeros(4, 3), t - 0.1, t + 0.1, torch.tensor([0, 0, 1, 1]), offsets, torch.ones(2).bool())
+    rendering = Rendering(torch.zeros(2, 3), torch.ones(2), torch.zeros(2), torch.tensor(weights), samples)
     depth = torch.tensor([[2.0, counts[0]], [2.0, counts[1]]])
-    assert depth_error(rendered(weights, [1.0, 2.0, 2.0, 3.0]), depth).item() == pytest.approx(wanted)
+    assert depth_error(rendering, depth).item() == pytest.approx(wanted)
 
 
 def trainer_of(folder: Path, depth: float | None, steps: int = 60) -> nerfkit.Trainer:

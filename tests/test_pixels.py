@@ -238,13 +238,11 @@ def test_all_directions_of_panoramas_are_equally_likely(windowed: bool, sizes: l
     assert counts.max() < 1.2 * counts.min()
 
 
-@pytest.mark.parametrize("kind", SIZES)
-def test_views_held_back_are_compared_where_their_pixels_are(kind: str):
-    cameras = Cameras(
-        torch.eye(4)[:3].expand(20, 3, 4) + torch.arange(20.0)[:, None, None], torch.full((20, 2), 9.0),
-        torch.full((20, 2), 4.0), *torch.tensor(SIZES[kind]).unbind(1),
-    )  # fmt: skip
-    views = TrainingViews(cameras, pool_of_numbers(SIZES[kind], True), "black")
+def test_views_held_back_are_compared_where_their_pixels_are():
+    poses = torch.eye(4)[:3].expand(20, 3, 4) + torch.arange(20.0)[:, None, None]
+    sizes = torch.tensor(SIZES["mixed"]).unbind(1)
+    cameras = Cameras(poses, torch.full((20, 2), 9.0), torch.full((20, 2), 4.0), *sizes)
+    views = TrainingViews(cameras, pool_of_numbers(SIZES["mixed"], True), "black")
     held_back = HeldBack(Config(sampling=SamplingConfig("contracted"), data=DataConfig(background="black")), views)
     view, row, column = (held_back.truth * 255).round().long().unbind(-1)
     assert view.unique().tolist() == held_back.compared == [2, 7, 12, 17]
@@ -254,8 +252,7 @@ def test_views_held_back_are_compared_where_their_pixels_are(kind: str):
     for progress, weight in ((0.09, 0.0), (0.1, 1.0)):
         held_back.hold(progress)
         drawn = views.draw(4000)
-        is_held = (drawn.view == 7) | (drawn.view == 17)
-        counts = drawn.pixels[:, 2] % 2 == 0
+        is_held, counts = (drawn.view == 7) | (drawn.view == 17), drawn.pixels[:, 2] % 2 == 0
         assert torch.equal(drawn.weight, counts * torch.where(is_held, weight, 1.0))
 
 

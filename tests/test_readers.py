@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import notes_of
 from nerfkit.data.ply import read_points
 from nerfkit.data.readers import READERS
 from nerfkit.errors import SceneError
@@ -51,21 +50,15 @@ def test_images_poses_lenses_and_bounds(tmp_path):
         np.testing.assert_array_equal(image.camera_to_world, np.stack([right, -down, back, position], axis=1))
 
 
-@pytest.mark.parametrize("folders, taken", [(["images", "images_4"], "images"), (["images_8", "images_4"], "images_4")])
-def test_the_least_reduced_images_are_taken(tmp_path, folders: list[str], taken: str):
-    for images in folders:
-        capture_of(tmp_path, images=images)
-    capture = LLFF.read(tmp_path)
-    assert {image.file.parent for image in capture.images} == {tmp_path / taken}
-    assert capture.notes == (() if taken == "images" else notes_of(f"images are taken from {taken}"))
-    assert capture.images[0].lens.width == 64, "the size is that of the original images"
-
-
-def test_files_beside_those_of_the_poses(tmp_path):
+def test_the_least_reduced_images_are_taken(tmp_path):
     """Masks are matched by stem; images elsewhere, and what is no image, are not counted."""
-    capture_of(tmp_path)
-    touch(tmp_path, "images/Thumbs.db", "images/._b.JPG", "images/more/c.png", "masks/a 1.jpg", "masks/b.png")
+    for images in ("images_8", "images_4"):
+        capture_of(tmp_path, images=images)
+    touch(tmp_path, "images_4/Thumbs.db", "images_4/._b.JPG", "images_4/more/c.png", "masks/a 1.jpg", "masks/b.png")
     capture = LLFF.read(tmp_path)
+    assert {image.file.parent for image in capture.images} == {tmp_path / "images_4"}
+    assert "images are taken from images_4" in [note.text for note in capture.notes]
+    assert capture.images[0].lens.width == 64, "the size is that of the original images"
     assert [image.mask and image.mask.name for image in capture.images] == ["a 1.jpg", None, "b.png"]
 
 
