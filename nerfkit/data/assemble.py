@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
-from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
+from nerfkit.data.readers.folders import IMAGE_FOLDERS, beside, nearest_of, note_of_others, places_of
 from nerfkit.data.scene import Scene, Views, format_sizes
 from nerfkit.data.scene_transform import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.diagnostics import box_diagnostics, camera_diagnostics, solve_diagnostics
@@ -41,7 +42,7 @@ TAKEN = {  # by the kind of the frame
 def resolve_files(capture: Capture, folder: Path) -> Capture:
     """The capture whose images know which of their files are there: as named, or in a folder of resized ones, or the
     nearest in its `folder` that is no other image's, of which there is a note."""
-    found = {image.file: on_disk(image.file, as_named) for image in capture.images}
+    found = {i.file: on_disk(i.file, lambda file: file if os.path.exists(file) else None) for i in capture.images}
     find = partial(nearest, folders=places_of(folder))
     near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
     found |= near

@@ -14,7 +14,7 @@ from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data import readers
 from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
-from nerfkit.data.readers.folders import is_folder, list_images
+from nerfkit.data.readers.folders import list_images
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import VIDEOS, root_of, solve
@@ -149,7 +149,7 @@ def _check_photos(folder: Path, beside: str) -> None:
     if folder.is_file():  # a video
         return
     place = image_folder(folder)
-    inner = sorted(entry for entry in place.glob("*") if is_folder(entry) and not entry.name.startswith("."))
+    inner = sorted(entry for entry in place.glob("*") if os.path.isdir(entry) and not entry.name.startswith("."))
     if runs := [at for at in (place, *inner) if (at / MARKER).exists() and (at / "config.toml").exists()]:
         raise SceneError(f"'{printable(runs[0])}' is a run of nerfkit; give the folder of a scene or of photos")
     scenes = [entry for entry in inner if readers.formats_of(entry)]

@@ -15,9 +15,7 @@ from nerfkit.data.capture import Capture, DepthFile, notes_of
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import first_of, native_name, printable
 
-IMAGE_EXTENSIONS = frozenset(
-    (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif", ".exr", ".jp2", ".ppm")
-)
+IMAGE_EXTENSIONS = frozenset(".png .jpg .jpeg .webp .tif .tiff .bmp .heic .heif .avif .exr .jp2 .ppm".split())
 IMAGE_FOLDERS = ("images", "images_2", "images_4", "images_8")  # the original, and its usual reductions
 MASKS = "masks"
 DEPTHS = ("depth", "depths", "keyframes/depth", "stereo/depth_maps")
@@ -30,13 +28,15 @@ STEREO = ".geometric.bin"  # not photometric, to which no other view agrees
 def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> list[str]:
     """Names of the images below `folder`, / between folders, sorted; hidden files and folders are left out."""
     names: list[str] = []
-    seen: set[tuple[int, int]] = set()  # folders, which links may lead back to
-    for place, folders, files in os.walk(folder, onerror=_cannot_list, followlinks=True) if is_folder(folder) else ():
-        status, inner = os.stat(place), os.path.relpath(place, folder)
-        if (status.st_dev, status.st_ino) in seen:
+    seen: set[str] = set()  # folders, which links may lead back to
+    for place, folders, files in (
+        os.walk(folder, onerror=_cannot_list, followlinks=True) if os.path.isdir(folder) else ()
+    ):
+        real, inner = os.path.realpath(place), os.path.relpath(place, folder)
+        if real in seen:
             folders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         images = (name for name in files if os.path.splitext(name)[1].lower() in extensions)
         names += [posixpath.normpath(f"{inner}/{name}") for name in images if not name.startswith(".")]
@@ -57,13 +57,6 @@ def _cannot_list(problem: OSError) -> None:
     raise SceneError(f"cannot list {printable(problem.filename)}: {problem.strerror}")
 
 
-def is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
 def first_there(folder: Path, names: Iterable[str]) -> Path | None:
     return next((folder / name for name in names if os.path.lexists(folder / name)), None)
 
@@ -77,10 +70,6 @@ def nearest_of(
     return {file: found for file, found in near.items() if counts[found] == 1}
 
 
-def as_named(file: Path) -> Path | None:
-    return file if os.path.exists(file) else None  # which raises nothing, however long the name
-
-
 def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
     """A note if of `count` images some are taken that have other names."""
     first = [f"{printable(file)} is {printable(found)}" for file, found in near.items()][:1]
@@ -90,14 +79,14 @@ def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
 
 def places_of(folder: Path) -> list[Path]:
     """Where the files of a capture may be that were named on another computer."""
-    return [folder, *(folder / name for name in IMAGE_FOLDERS if is_folder(folder / name))]
+    return [folder, *(folder / name for name in IMAGE_FOLDERS if os.path.isdir(folder / name))]
 
 
 def beside(file: Path) -> str:
     """The end of a message on a missing file: where it leads as a link, or which images are near where it should be."""
     if file.is_symlink():
         return f"; {printable(file.name)} is a link to {printable(os.readlink(file))}, which is not there"
-    place = next(filter(is_folder, file.parents), None)
+    place = next(filter(file.parents), None)
     for pattern in ("*", "*/*") if place else ():
         files = [file for file in place.glob(pattern) if file.suffix.lower() in IMAGE_EXTENSIONS]
         if files:
@@ -116,7 +105,7 @@ def find_masks(
     masks, names = folder / place, set(names)
     files = list_images(masks, endings)
     if not files:
-        return {}, [f"{printable(masks)} holds no images"] if is_folder(masks) else []
+        return {}, [f"{printable(masks)} holds no images"] if os.path.isdir(masks) else []
     by_name = {posixpath.splitext(file)[0]: file for file in reversed(files)} | {file: file for file in files}
     found: dict[str, str] = {}
     for name in names:

@@ -15,7 +15,7 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, check_rotation, notes_of, rotations_of
 from nerfkit.data.images.pixels import image_header
-from nerfkit.data.readers.folders import find_masks, first_there, is_folder, list_images, natural_key
+from nerfkit.data.readers.folders import find_masks, first_there, list_images, natural_key
 from nerfkit.data.readers.transforms.cameras_json import pose_of
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
@@ -117,7 +117,7 @@ def read_llff(folder: Path) -> Capture:
     file = folder / LLFF
     table = numbers(read_arrays(file, np.asarray), printable(file), None, 17)
     matches = [(match, path) for path in folder.glob("images*") if (match := REDUCED.fullmatch(path.name))]
-    found = [(int(match[1] or 0), path) for match, path in matches if is_folder(path)]
+    found = [(int(match[1] or 0), path) for match, path in matches if os.path.isdir(path)]
     if not found:
         raise SceneError(f"{printable(folder)}: there is no folder images and none like images_4 with the images")
     factor, image_folder = min(found)

@@ -19,7 +19,7 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage, check_positions, notes_of, rotations_of, seen_by_some
 from nerfkit.data.readers.colmap.records import FORMS, ImageRecord
-from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, is_folder, list_images
+from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, list_images
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.safe_io import alike, first_of, native_name, printable
@@ -98,10 +98,10 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     def n_there(place: Path) -> int:
         return sum(alike(place, name) is not None for name in probes)
 
-    usual = [folder / name for name in IMAGE_FOLDERS if is_folder(folder / name)]
+    usual = [folder / name for name in IMAGE_FOLDERS if os.path.isdir(folder / name)]
     found = next((place for place in usual if 2 * n_there(place) >= len(probes)), None)
     if found is None:
-        inner = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and is_folder(path))
+        inner = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and os.path.isdir(path))
         counts = {place: n_there(place) for place in [*usual, *inner[:FOLDERS_LIMIT], folder]}
         found = max(counts, key=counts.__getitem__)
         if not counts[found]:
