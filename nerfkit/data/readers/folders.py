@@ -86,7 +86,7 @@ def beside(file: Path) -> str:
     """The end of a message on a missing file: where it leads as a link, or which images are near where it should be."""
     if file.is_symlink():
         return f"; {printable(file.name)} is a link to {printable(os.readlink(file))}, which is not there"
-    place = next(filter(file.parents), None)
+    place = next(filter(os.path.isdir, file.parents), None)
     for pattern in ("*", "*/*") if place else ():
         files = [file for file in place.glob(pattern) if file.suffix.lower() in IMAGE_EXTENSIONS]
         if files:
