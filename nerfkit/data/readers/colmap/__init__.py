@@ -71,9 +71,7 @@ def _models(folder: Path, parent: str) -> list[Path]:
 def _find_model(folder: Path) -> tuple[Path, list[str]]:
     first, *others = [models for parent in PARENTS if (models := _models(folder, parent))] or [[]]
     if not first:
-        raise SceneError(
-            f"{printable(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or the folder itself"
-        )
+        raise SceneError(f"{printable(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or itself")
     best, notes = first[0], []
     if len(first) > 1:
         counts = {model: len(_images(model, form)) if (form := _form(model)) else 0 for model in first}
@@ -110,18 +108,15 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
             return place, [f"{missing}; put the folder from which they are named there, as {place.name}"]
     notes = [f"images are taken from {_short(found, folder)}"] if found.name != IMAGE_FOLDERS[0] else []
     known = {os.path.normpath(name) for name in names}
-    tops = {_top(name) for name in known}
+    tops = {os.path.dirname(name).partition("/")[0] for name in known}
     known |= {os.path.relpath(alike(found, name) or found / name, found) for name in known}
-    files = [file for file in list_images(found) if found != folder or _top(file) in tops]  # or only beside the images
+    files = list_images(found)
+    if found == folder:  # only those beside the model's
+        files = [file for file in files if os.path.dirname(file).partition("/")[0] in tops]
     if without := [file for file in files if file not in known]:
-        notes.append(
-            f"{len(without)} of {len(files)} images in {printable(found.name)} have no pose ({first_of(without)})"
-        )
+        what = f"{len(without)} of {len(files)} images in {printable(found.name)}"
+        notes.append(f"{what} have no pose ({first_of(without)})")
     return found, notes
-
-
-def _top(name: str) -> str:
-    return name.partition("/")[0] if "/" in name else ""
 
 
 def files_in(folder: Path, *parts: str) -> list[str]:
