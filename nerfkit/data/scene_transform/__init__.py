@@ -85,8 +85,10 @@ class FrameInputs:
             f"what the cameras look at: {focus}",
         ]
         if self.points is not None:
-            low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME)) if len(self.depths) else [0.0] * 3
-            depths = f"depths in training images {low:.4g} to {high:.4g} (99.8 % of them), median {middle:.4g}"
+            depths = "none of them in front of a training image"
+            if len(self.depths):
+                low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME))
+                depths = f"depths in training images {low:.4g} to {high:.4g} (99.8 % of them), median {middle:.4g}"
             lines.append(f"points: {len(self.points.positions)}, {depths}")
         if len(self.bounds):
             lines.append(f"bounds of training images: {self.bounds[:, 0].min():.4g} to {self.bounds[:, 1].max():.4g}")
