@@ -113,7 +113,9 @@ def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
     found = readers.formats_of(folder)
     if format != "auto" and format not in found and found:
         others, what = " or ".join(found), f"data.format: {format} needs {readers.READERS[format].needs}"
-        raise SceneError(f"{what}, but '{printable(folder)}' looks like {others}; leave it out, or choose {others}")
+        raise SceneError(
+            f"{what}, but '{printable(folder)}' looks like {others}; choose {others}, or leave out --data.format"
+        )
     if formats := found if format == "auto" else [format]:
         return folder, formats
     _check_photos(folder, poses_beside(folder))
