@@ -171,13 +171,11 @@ def random_lens(model: str, seed: int) -> Lens:
 
 
 def random_pixels(lens: Lens, n: int, seed: int = 0) -> torch.Tensor:
-    """[n, 2] float64 anywhere in the image."""
     unit = torch.rand(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return unit * torch.tensor([lens.width, lens.height])
 
 
 def grid_of_pixels(lens: Lens) -> torch.Tensor:
-    """Centres [H*W, 2] of all pixels, row by row."""
     pixel = torch.arange(lens.width * lens.height)
     return torch.stack([pixel % lens.width, pixel // lens.width], dim=-1).double() + 0.5
 

@@ -52,7 +52,6 @@ def run_of_capture(tmp_path_factory) -> Path:
 
 
 def test_going_on_and_scoring_use_the_transform_of_the_run(run_of_capture, monkeypatch, capsys):
-    """Even if another would be found now."""
     run, scene = load_run(run_of_capture, "cpu"), load_scene(str(run_of_capture.parent / "scene"))
     assert run.config.data.box == pytest.approx(scene.transform.box.ravel().tolist(), abs=1e-6)
     assert run.config.sampling.near == pytest.approx(scene.transform.near)
@@ -165,7 +164,6 @@ def test_inspect_says_what_training_would(tmp_path):
 
 
 def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
-    """Unlike training: this is when its page is wanted."""
     scene = posed.colmap_in(tmp_path, [posed.PINHOLE] * 20)
     assert run_main(inspect, scene) == 0
     assert "Ready to train." in capsys.readouterr().out
@@ -184,7 +182,6 @@ def masked(tmp_path) -> Path:
 
 
 def spoilt(folder: Path) -> None:
-    """Other colors where the masks are black."""
     for file in (folder / "images").iterdir():
         pixels = np.asarray(Image.open(file)).copy()
         pixels[posed.LEFT] = 255, 0, 255, 255
@@ -267,7 +264,6 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
 
 
 def test_white_is_ignored_of_instant_ngps_masks(tmp_path):
-    """Which lie beside the images, and are found by name."""
     capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 6)
     posed.write_nerfstudio(tmp_path, capture)
     content = json.loads((tmp_path / "transforms.json").read_text())

@@ -29,7 +29,6 @@ from tests.toy_scene import BALLS, RADII
 @pytest.mark.parametrize("origin", [0, np.array([4201793.6, 172346.2, 4780160.1])], ids=["near", "ECEF"])
 @pytest.mark.parametrize("format", posed.WRITERS)
 def test_every_format_gives_the_same_rays(tmp_path, format: str, origin):
-    """After each one's frame is taken out, they are those that the images were traced along, through any lens."""
     lens = posed.WIDE if format in ("nerfstudio", "colmap", "colmap text") else posed.PINHOLE
     capture = posed.capture_in(tmp_path, [lens] * 20)
     for image in capture.images:
@@ -83,7 +82,6 @@ TURNS = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}
 
 
 def with_orientation(file: Path, orientation: int, is_turned: bool = True) -> None:
-    """Give an image an EXIF orientation, and turn its pixels so that it looks the same, if they are to be."""
     tags, image = Image.Exif(), Image.open(file).copy()
     tags[274] = orientation
     (image.transpose(TURNS[orientation]) if is_turned else image).save(file, exif=tags)
@@ -128,7 +126,6 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
 
 
 def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
-    """All of these have names in the verdict."""
     broken = {"r_05.png": b"", "r_06.png": b"\0" * 50, "r_07.png": b"\x89PNG\r\n\x1a\n", "r_33.png": b""}
     folder = posed.colmap_in(tmp_path / "colmap", [posed.PINHOLE] * 40)
     for name, content in broken.items():

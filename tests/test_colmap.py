@@ -25,7 +25,6 @@ KNOWN = tuple(model for model, row in MODELS.items() if row.number is not None)
 
 
 def a_lens(model: str) -> Lens:
-    """A lens of any model, of slight distortion."""
     values = {"f": 500.0, "fx": 500.0, "fy": 501.0, "cx": 310.5, "cy": 242.25}
     return Lens(model, tuple(values.get(name, 0.01 / (n + 3)) for n, name in enumerate(MODELS[model].names)), 640, 480)
 
@@ -49,7 +48,6 @@ def a_capture(names: list[str], models=("PINHOLE",), n_points: int = 40) -> Capt
 
 
 def write(folder: Path, capture: Capture, form: str = "txt") -> Path:
-    """A capture as a model in `folder`, text or bin."""
     write_model(folder, capture)
     if form == "bin":
         as_binary(folder)
@@ -57,7 +55,6 @@ def write(folder: Path, capture: Capture, form: str = "txt") -> Path:
 
 
 def assert_equal(read: list, written: list) -> None:
-    """The same names in the same order, the same lenses and poses."""
     assert [image.name for image in read] == [image.name for image in written]
     for one, other in zip(read, written, strict=True):
         np.testing.assert_allclose(one.camera_to_world, other.camera_to_world, atol=1e-14)
@@ -241,7 +238,6 @@ def point_bytes(position=(1, 2, 3), track=((1, 0),)) -> bytes:
 
 
 def binary_model(folder: Path, cameras=(CAMERA,), images=None, points=None, count: int = 0) -> Path:
-    """A model of records made by hand, or of so many cameras."""
     points = points or (point_bytes(),)
     images = (image_bytes(), image_bytes(2, name=b"b.png")) if images is None else images
     for name, records in (("cameras", cameras), ("images", images), ("points3D", points)):
@@ -251,7 +247,6 @@ def binary_model(folder: Path, cameras=(CAMERA,), images=None, points=None, coun
 
 
 def text_model(folder: Path, **changed: str) -> Path:
-    """A text model made by hand."""
     for name, content in (TEXT | changed).items():
         (folder / f"{name}.txt").write_bytes(content.encode(errors="surrogateescape"))
     return folder

@@ -128,7 +128,6 @@ def test_confidence_of_a_rig_lies_in_folders_as_its_depth_does(tmp_path):
 
 @pytest.mark.parametrize("format, images", {"polycam": "keyframes/images", "record3d": "rgb", "llff": "images"}.items())
 def test_depth_of_exports_lies_beside_their_images(tmp_path, format, images):
-    """With confidence, by which it counts; a file of nobody is left alone."""
     WRITERS[format](tmp_path, capture_in(tmp_path, [replace(WIDE, model="PINHOLE", params=WIDE.params[:4])] * N))
     depth, confidence = (tmp_path / images).with_name("depth"), (tmp_path / images).with_name("confidence")
     for folder, level in ((depth, 2000), (confidence, 1)):
@@ -222,7 +221,6 @@ def test_sparse_points_are_rays_of_known_length(tmp_path, tracked):
 
 
 def test_a_panorama_sees_points_all_around_it():
-    """But none that is hidden by a nearer one."""
     cameras = Cameras.from_lenses(torch.eye(4)[None, :3], [PANORAMA])
     points = torch.tensor([(0.0, 0, -2), (0.1, 0, 3), (0.2, 0, 6), (4.0, 0, 0), (0.1, -5, 0)])
     _, seen = seen_in_front(cameras, points)

@@ -219,7 +219,6 @@ def test_what_is_drawn_is_where_it_says(windowed: bool, kind: str):
 @pytest.mark.parametrize("windowed", [False, True], ids=["all", "window"])
 @pytest.mark.parametrize("sizes", [[(20, 10)] * 8, [(20, 10), (30, 16)] * 4], ids=["equal", "mixed"])
 def test_all_directions_of_panoramas_are_equally_likely(windowed: bool, sizes: list):
-    """And all rows of a pinhole among them."""
     panoramas = [Lens("EQUIRECTANGULAR", (float(w), float(h)), w, h) for w, h in sizes]
     lenses = [*panoramas[:7], Lens("SIMPLE_PINHOLE", (9.0, 9.0, 9.0), *sizes[7])]
     cameras, pool = Cameras.from_lenses(torch.eye(4)[:3].expand(8, 3, 4), lenses), pool_of_numbers(sizes, False)

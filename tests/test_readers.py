@@ -19,7 +19,6 @@ LLFF = READERS["llff"]
 
 
 def table_of(count: int, seed: int = 0) -> np.ndarray:
-    """[count, 17] of random poses, 64x48 images of focal length 50."""
     generator = np.random.default_rng(seed)
     size = np.broadcast_to(np.array([48.0, 64.0, 50.0])[:, None], (count, 3, 1))
     matrices = np.concatenate([random_poses(count, generator), size], axis=2).reshape(count, 15)
@@ -27,7 +26,6 @@ def table_of(count: int, seed: int = 0) -> np.ndarray:
 
 
 def capture_of(folder: Path, table: np.ndarray | None = None, names=tuple(NAMES), images: str = "images") -> Path:
-    """A capture; its images are empty files."""
     touch(folder, *(f"{images}/{name}" for name in names))
     np.save(folder / "poses_bounds.npy", table_of(len(names)) if table is None else table)
     return folder
@@ -73,7 +71,6 @@ def test_no_images_or_too_few(tmp_path):
 
 
 def with_value(column: int, value: float, row: int = 1) -> np.ndarray:
-    """A table with another value."""
     table = table_of(3)
     table[row, column] = value
     return table

@@ -95,7 +95,6 @@ def test_pixels_across_a_box(toy_scene):
 
 
 def frame(**values):
-    """An edit that gives frame 0 other values."""
     return lambda content: content["frames"][0].update(values)
 
 
@@ -112,7 +111,6 @@ FRAME = (FILE, "frame 0")
 
 
 def load(folder: str | Path, **options) -> None:
-    """Load a scene and its images."""
     load_scene(str(folder), **options).split("train").load()
 
 
@@ -157,7 +155,6 @@ def test_images_elsewhere(scene_folder, tmp_path):
 
 
 def test_image_of_another_size(scene_folder):
-    """Each has a camera of its own size, unless the file says another."""
     Image.new("RGBA", (30, 22)).save(scene_folder / "train" / "r_4.png")
     cameras = load_scene(str(scene_folder)).split("train").cameras
     assert cameras.sizes()[3:6] == [(26, 22), (30, 22), (26, 22)]

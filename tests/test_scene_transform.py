@@ -199,7 +199,6 @@ def test_parallel_axes_are_forward_only_if_the_points_are_far():
 
 def test_up():
     def tilt(poses: np.ndarray) -> float:
-        """Degrees between the up that is found and z."""
         return float(np.degrees(np.arccos(np.clip(find_scene_transform(poses).rotation[2, 2], -1, 1))))
 
     for name in LAYOUTS:
