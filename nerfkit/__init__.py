@@ -44,27 +44,17 @@ if TYPE_CHECKING:
     from nerfkit.training.step.optim import LazyAdam as LazyAdam
     from nerfkit.training.trainer import Trainer as Trainer
 
-# Public names by module, imported at first use, so that nerfkit.nn alone imports nothing else.
-_NAMES = {
-    "config": ("Config",),
-    "data.images.batch": ("Batch",),
-    "data.cameras.cameras": ("Cameras", "Rays"),
-    "data.load": ("load_scene",),
-    "data.images.pixels": ("blend",),
-    "data.scene": ("Scene", "Views"),
-    "errors": ("UserError",),
-    "model.base": ("Model",),
-    "model.compositing": ("Rendering", "composite_samples"),
-    "model.registry": ("build_model", "register_model"),
-    "model.renderer": ("Renderer",),
-    "model.sampling": ("build_sampler", "BoxSampler", "Samples"),
-    "rendering.image_renderer": ("ImageRenderer",),
-    "training.step.losses": ("squared_error", "weighted_mean"),
-    "training.step.optim": ("LazyAdam",),
-    "training.run.load": ("Run", "load_run"),
-    "training.trainer": ("Trainer",),
-}
-_HOME = {name: f"nerfkit.{module}" for module, names in _NAMES.items() for name in names}
+# Public names, imported at first use, so that nerfkit.nn alone imports nothing else.
+_PATHS = (
+    "config.Config data.images.batch.Batch data.cameras.cameras.Cameras data.cameras.cameras.Rays "
+    "data.load.load_scene data.images.pixels.blend data.scene.Scene data.scene.Views errors.UserError "
+    "model.base.Model model.compositing.Rendering model.compositing.composite_samples model.registry.build_model "
+    "model.registry.register_model model.renderer.Renderer model.sampling.build_sampler model.sampling.BoxSampler "
+    "model.sampling.Samples rendering.image_renderer.ImageRenderer training.step.losses.squared_error "
+    "training.step.losses.weighted_mean training.step.optim.LazyAdam training.run.load.Run "
+    "training.run.load.load_run training.trainer.Trainer"
+).split()
+_HOME = {name: f"nerfkit.{module}" for module, _, name in (path.rpartition(".") for path in _PATHS)}
 _SUBPACKAGES = ("config", "nn", "ops", "parallel")
 
 __all__ = ["__version__", *_SUBPACKAGES, *_HOME]

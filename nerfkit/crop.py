@@ -29,8 +29,6 @@ Corner = tuple[float, float, float]
 
 
 class CropFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of a crop's file."""
-
     min: Corner
     max: Corner
     frame: Literal["model", "files"]
@@ -86,7 +84,6 @@ class Crop:
         return replace(self, to_files=tuple(inverse[:3].flatten().tolist()))
 
     def to_json(self, on: bool = True) -> str:
-        """The content of its file."""
         return json.dumps({"min": list(self.low), "max": list(self.high), "frame": self.frame, "on": on}) + "\n"
 
 

@@ -39,7 +39,6 @@ def pick_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of the device, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
@@ -125,7 +124,6 @@ def generator_on(device: torch.device) -> torch.Generator | None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed all sources of randomness."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -64,7 +64,6 @@ def append_line(path: Path, line: str) -> None:
 
 
 def failed(act: str, path: Path, error: Exception, then: str = "") -> RunError:
-    """That something cannot be done with `path`, and why."""
     return RunError(f"cannot {act} {printable(path)}: {getattr(error, 'strerror', None) or error}{then}")
 
 
@@ -135,7 +134,6 @@ class OwnFolder:
         self.whole.add(name)
 
     def append(self, name: str, line: str) -> None:
-        """Append a line to the file `name`; raises RunError."""
         self.note(name)
         append_line(self.path / name, line)
 
@@ -182,7 +180,6 @@ class OwnFolder:
         _delete_leftovers(self.path, self.names)
 
     def unlock(self) -> None:
-        """Undo `lock`."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -73,21 +73,18 @@ BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
 
 
 def _to_bool(words: list[str]) -> bool:
-    """A boolean of the command line; one that stands alone is true."""
     text = " ".join(words) if words else "true"
     if text not in BOOLEANS:
         raise ValueError(f"expected true or false, got {text!r}")
     return BOOLEANS[text]
 
 
+def _spec(kind: type, nargs: Any, metavar: str, read: Callable, write: Callable) -> PrimitiveConstructorSpec:
+    return PrimitiveConstructorSpec(nargs, metavar, read, lambda value: isinstance(value, kind), write)
+
+
 def _bool(nargs: int | Literal["*"], metavar: str) -> PrimitiveConstructorSpec[bool]:
-    return PrimitiveConstructorSpec(
-        nargs=nargs,
-        metavar=metavar,
-        instance_from_str=_to_bool,
-        is_instance=lambda value: isinstance(value, bool),
-        str_from_instance=lambda value: [str(value).lower()],
-    )
+    return _spec(bool, nargs, metavar, _to_bool, lambda value: [str(value).lower()])
 
 
 def _to_words(words: list[str]) -> dict[str, str]:
@@ -115,13 +112,7 @@ def _to_scalar(word: str) -> str | int | float | bool:
 
 
 def _table(metavar: str, read: Callable[[list[str]], dict[str, Any]]) -> PrimitiveConstructorSpec:
-    return PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=metavar,
-        instance_from_str=read,
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [str(word) for pair in value.items() for word in pair],
-    )
+    return _spec(dict, "*", metavar, read, lambda value: [str(word) for pair in value.items() for word in pair])
 
 
 Flag = Annotated[bool, _bool(1, "{true,false}"), tyro.conf.FlagConversionOff]

@@ -108,7 +108,6 @@ def missing_hint(path: Path) -> str:
 
 
 def shell_join(*words: object) -> str:
-    """Words of a command, such as paths, quoted for a POSIX shell where they have to be."""
     return " ".join(shlex.quote(str(word)) for word in words)
 
 

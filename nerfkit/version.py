@@ -9,7 +9,6 @@ __version__ = "0.1.0"
 
 
 def versions() -> dict[str, str]:
-    """Versions of nerfkit, torch and Python."""
     import torch  # not above: whoever builds the package reads the version without it
 
     return {"nerfkit": __version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -191,13 +191,16 @@ def stopping(browser: FakeBrowser, circle: Circle, stops: int) -> dict[str, Any]
 
 def look(address: str, circle: Circle, options: BenchOptions, looks: Connection) -> None:
     """A browser's life, in a process of its own: it would take Python's lock from the thread that renders."""
+    began = time.perf_counter()
     browser = FakeBrowser(address, options.size)
     circle.send(browser, 0.0)
     browser.image()
+    opened = {"first_image_ms": 1000 * (time.perf_counter() - began)}
     looks.send("sees the scene")
     looks.recv()
     moving(browser, circle, min(options.seconds, 3.0))  # until sizes have settled
-    looks.send({"moving": moving(browser, circle, options.seconds), "still": stopping(browser, circle, options.stops)})
+    seen = moving(browser, circle, options.seconds)
+    looks.send({"opening": opened, "moving": seen, "still": stopping(browser, circle, options.stops)})
     browser.close()
 
 

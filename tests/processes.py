@@ -137,7 +137,6 @@ def _be(rank: int, n: int, ports: int, folder: Path, call: Callable[[int], Any])
 
 
 def command(*arguments: Any) -> Callable[[int], None]:
-    """A command of nerfkit's, in each process."""
 
     def call(rank: int) -> None:
         commands.run_command(str(arguments[0]), [str(argument) for argument in arguments[1:]])

@@ -13,8 +13,6 @@ AT_ONCE = 2**22  # pixels that are looked at together
 
 
 class Surface:
-    """A mesh of a GLB, OBJ or PLY file, in its coordinates."""
-
     def __init__(self, file: Path):
         loaded = trimesh.load(file, process=False)
         shape = loaded.to_geometry() if isinstance(loaded, trimesh.Scene) else loaded

@@ -75,7 +75,6 @@ class Shell(Balls):
 
 
 def frame() -> SceneTransform:
-    """A similarity that is none of the simple ones."""
     rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
     rotation *= np.sign(np.linalg.det(rotation))
     box = np.array(BOX).reshape(2, 3)
@@ -108,7 +107,6 @@ def write_run(
     views: Cameras | None = None,
     **changes,
 ) -> Path:
-    """A run folder of the field."""
     folder, views, from_run = RunFolder.for_new_run(path), views or cameras(), config(**changes)
     from_run.model.kind = kind
     splits = {
@@ -128,7 +126,6 @@ def write_run(
 
 
 def call(run: Path, kind: str, *arguments: object) -> None:
-    """Export something of a run."""
     assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
 
 

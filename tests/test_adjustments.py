@@ -28,7 +28,6 @@ DOUBLE = torch.float64
 
 
 def adjustments(n_views: int, data: DataConfig = BOTH) -> ViewAdjustments:
-    """Some that are not nothing."""
     generator, found = torch.Generator().manual_seed(0), ViewAdjustments(data, n_views)
     for p in found.parameters():
         p.data = 0.05 * torch.randn(p.shape, generator=generator)
@@ -144,7 +143,6 @@ def test_a_light_is_found_by_least_squares():
 
 
 def test_a_light_that_colors_do_not_tell_is_none():
-    """An image of one color, and one whose every value is clipped."""
     gray, solid, black = torch.full((8, 9, 3), 0.5), torch.ones(8, 9), torch.zeros(3)
     torch.testing.assert_close(color_corrected(gray, solid, gray * 1.2, black), gray * 1.2)
     torch.testing.assert_close(color_corrected(gray, solid, torch.ones(8, 9, 3), black), gray)

@@ -23,8 +23,8 @@ from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.scene_transform.diagnostics import image_diagnostics
 from nerfkit.errors import ConfigError, RunError, SceneError
 from nerfkit.model.compositing import Rendering
+from nerfkit.rendering import images
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import preview
 from nerfkit.rendering.paths import with_size
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.step.losses import squared_error
@@ -70,8 +70,8 @@ def test_going_on_and_scoring_use_the_transform_of_the_run(run_of_capture, monke
 
 def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tmp_path, monkeypatch):
     """A path that is written is read again as the same cameras, and depths are in the units of the files."""
-    ends, bar = [], render.color_bar
-    monkeypatch.setattr(render, "color_bar", lambda *given: ends.append(given[1:3]) or bar(*given))
+    ends, bar = [], images.color_bar
+    monkeypatch.setattr(images, "color_bar", lambda *given: ends.append(given[1:3]) or bar(*given))
     size = ("--size", 26, 22)
     posed.call(
         render, run_of_capture, "--cameras", "test", "--out", tmp_path / "a", *size, "--outputs", "rgb,depth,normal"
@@ -88,13 +88,13 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
         files = (tmp_path / "a" / f"{stems[view]}.png", tmp_path / "b" / f"{view:04d}.png")
         one, other = (np.asarray(Image.open(file)).astype(int) for file in files)
         assert np.abs(one - other).max() <= 2, "but for rounding, where a GPU adds in another order"
-    images = run.render(with_size(run.cameras("test"), 26, 22), 1, ("depth", "normal"))
+    seen = run.render(with_size(run.cameras("test"), 26, 22), 1, ("depth", "normal"))
     depth, normal = (np.load(tmp_path / "a" / f"{name}_{stems[1]}.npz")[name] for name in ("depth_z", "normal"))
-    np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.transform.scale, rtol=1e-4)
-    colors = preview("depth_z", images | {"depth_z": torch.from_numpy(depth)}, ends[0])
+    np.testing.assert_allclose(depth, seen["depth_z"].numpy() / run.transform.scale, rtol=1e-4)
+    colors = images.preview("depth_z", seen | {"depth_z": torch.from_numpy(depth)}, ends[0])
     shown = np.asarray(Image.open(tmp_path / "a" / f"depth_z_{stems[1]}.png")) / 255
     np.testing.assert_allclose(shown, colors.numpy(), atol=0.03, err_msg="the legend is in the files' units")
-    np.testing.assert_allclose(normal, images["normal"].numpy() @ run.transform.rotation, atol=1e-3)
+    np.testing.assert_allclose(normal, seen["normal"].numpy() @ run.transform.rotation, atol=1e-3)
 
 
 def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path, capsys):

@@ -63,7 +63,6 @@ def test_a_cut_and_every_flipped_bit_are_noticed(folder):
 @pytest.mark.parametrize("is_cut", [True, False])
 @pytest.mark.filterwarnings("ignore:.*is missing")
 def test_a_broken_checkpoint_never_becomes_the_previous(folder, is_cut: bool):
-    """Nor one with a flipped bit, where another process wrote it."""
     save_steps(folder, 1, 2)
     file = folder.path / checkpoint.NEWEST
     content = file.read_bytes()
@@ -199,7 +198,6 @@ def test_a_device_that_is_not_there_is_named(monkeypatch, name: str):
 
 @pytest.mark.slow
 def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, monkeypatch):
-    """In mid-run, then --resume to the end."""
     small_config.trainer.steps, small_config.eval.after_training = 3000, False
     config_module.dump(small_config, tmp_path / "options.toml")
     run, train_step = tmp_path / "run", Trainer.train_step

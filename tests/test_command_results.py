@@ -131,7 +131,6 @@ def test_scores_of_a_split_are_of_that_split(run):
 
 @pytest.fixture(scope="module")
 def frames(trained) -> Path:
-    """Three frames of an orbit, every output, in a folder and a size of their own."""
     out = trained.parent / "frames"
     call(
         render, trained, "--frames", 3, "--size", 11, 9, "--fps", 5, "--outputs", "rgb,depth,opacity,normal", "--out",
@@ -245,7 +244,7 @@ def test_other_outputs_add_to_frames_and_other_frames_replace_them_on_request(ru
 
 
 @pytest.mark.parametrize(
-    "command, stopped, named", [(render, "png_bytes", "--resume"), (train, "evaluate", "nerfkit eval")]
+    "command, stopped, named", [(render, "in_files", "--resume"), (train, "evaluate", "nerfkit eval")]
 )
 def test_what_is_stopped_says_how_it_goes_on(options, run, tmp_path, monkeypatch, capsys, command, stopped, named):
     def stop(*arguments):
@@ -261,7 +260,6 @@ def test_what_is_stopped_says_how_it_goes_on(options, run, tmp_path, monkeypatch
 
 
 def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(run, tmp_path):
-    """By the run folder alone: the scene is needed for nothing."""
     few = ("--outputs", "opacity", "--device", "cpu")
     run = run.rename(tmp_path / "moved")
     text = (run / "config.toml").read_text()

@@ -148,7 +148,6 @@ def test_scores_on_another_scene_are_kept_apart(options, run, tmp_path):
 
 
 def test_a_model_that_gives_no_numbers_scores_nothing(run):
-    """And leaves the scores that there are."""
     tensors, state = checkpoint.load(run)
     tensors["model.decoder.color_net.packed"][:] = float("nan")
     checkpoint.save(RunFolder.existing(run), tensors, state)
@@ -244,6 +243,7 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
         ("render", (tmp_path,), (tmp_path, "config.toml")),
         ("train", ("--out", tmp_path / "new"), ("nerfkit train FOLDER",)),
         ("train", (*few, "--eval.split", "val"), ("eval.split", "val", "train", "test")),
+        ("view", (run, "--viewer.port", 70000), ("--viewer.port", "65535", "70000")),
         ("export", ("run",), ("after the run folder", "mesh")),
         ("export", (run, "splat"), ("'splat'", "did you mean splats?")),
     ):

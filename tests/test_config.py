@@ -35,7 +35,6 @@ def write(folder, text: str) -> str:
 
 
 def test_command_line_beats_file_beats_default(tmp_path):
-    """And a later file an earlier one."""
     first = write(tmp_path, "seed = 1\n[model]\nlevels = 3\n[trainer]\nsteps = 7\nsamples_per_step = 99\n")
     second = tmp_path / "second.toml"
     second.write_text("[model]\nencoder = false\n[trainer]\nsamples_per_step = 98\n")
@@ -239,7 +238,6 @@ def test_options_that_could_not_be_read_again_are_refused():
 
 
 def test_the_folder_of_the_scene_comes_first(tmp_path):
-    """As in `inspect`; it is data.path, which beats that of a file."""
     scene, file = str(tmp_path), ["--config", "lego"]
     for arguments in ([scene], [scene, *file], [scene, *file, "--data.path", f"{scene}/."], ["--data.path", scene]):
         assert Path(train_options(arguments).data.path) == tmp_path
@@ -343,14 +341,6 @@ def test_the_finest_cells_of_an_object_follow_from_its_pixels():
     assert finest("--data.downscale 40 --model.base_resolution 32") == 32, "at least"
 
 
-def test_what_a_file_says_is_given_be_it_the_default(folder: Path, tmp_path: Path):
-    file = tmp_path / "mine.toml"
-    file.write_text("[trainer]\ndistortion = 0.0\n[sampling]\nnear = 0.0\noccupancy_resolution = 128\n")
-    told, _ = options_of(folder, f"--config {file} --size large")
-    assert values_of(told, "trainer.distortion sampling.near sampling.occupancy_resolution") == [0, 0, 128]
-    assert told.model.max_resolution == 4096, "of which the file says nothing"
-
-
 def test_equal_steps_wait_for_the_scene_to_say_how_far(folder: Path, tmp_path: Path):
     equal = f"{UNBOUNDED} --sampling.cone_angle 0 --sampling.step_size"
     options, _ = options_of(folder, f"{equal} 0.1")
@@ -407,7 +397,6 @@ def test_decisions_are_kept_with_the_run_and_when_it_goes_on(folder: Path, tmp_p
 
 
 def test_every_option_that_may_be_auto_is_decided():
-    """By the table of the field, which has the options of that of any model."""
     assert FIELD.keys() == BASE.keys() and None not in flat(to_dict(Config().resolved())).values()
 
 

@@ -39,7 +39,6 @@ def copy_of(config: nerfkit.Config) -> nerfkit.Config:
 
 
 def changed(before: nerfkit.Config, after: nerfkit.Config) -> set[str]:
-    """Names of the options that differ."""
     one, other = (nerfkit.config.flat(nerfkit.config.to_dict(options)) for options in (before, after))
     return {name for name in one if one[name] != other[name]}
 
@@ -99,7 +98,6 @@ def ran(monkeypatch) -> set[str]:
 
 
 def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch):
-    """In training, and of a loaded run, whatever is chosen around them."""
     found = ran(monkeypatch)
     small_config.ops.backend = "torch"
     trainer = trained(small_config, 1)
@@ -116,7 +114,6 @@ def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch)
 
 
 def test_two_trainings_on_two_backends_at_once(small_config, device):
-    """In two threads, each as by itself."""
     small_config.device, small_config.trainer.deterministic = device, True
     small_config.model.levels = 8  # which the kernel of the networks takes
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.commands import export as export_command
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
@@ -24,6 +23,7 @@ from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras
+from nerfkit.export import writing
 from nerfkit.export.points import FLAT, PointCloud, points_of_view, rotations, splat_bytes, thinned
 from nerfkit.export.views import View, Views
 from nerfkit.export.writing import OutputFolder, Work
@@ -79,7 +79,6 @@ LENSES = {  # parameters of a model, and the formats that hold it
 
 
 def capture_with(lens: Lens, folder: Path) -> Capture:
-    """Four images in a folder, and three points."""
     poses = frame().to_input(cameras(4).camera_to_world.double().numpy())
     images = []
     for index, pose in enumerate(poses):
@@ -384,7 +383,7 @@ def test_exr_holds_the_same_as_float32(run, tmp_path):
 
 
 def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch, capsys):
-    made, whole = [], export_command.image_bytes
+    made, whole = [], writing.image_bytes
 
     def until_two(*arguments):
         if len(made) == 2:
@@ -394,7 +393,7 @@ def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch, capsys):
 
     arguments = ("depth", "--out", tmp_path / "d", "--split", "train", "--formats", "npz")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(export_command, "image_bytes", until_two)
+        patched.setattr(writing, "image_bytes", until_two)
         call(run, *arguments)
     assert_names(capsys.readouterr().out, "kept", tmp_path / "d", "same command goes on")
     first, last = (tmp_path / "d" / f"photo_{view}.npz" for view in (0, 13))

@@ -14,8 +14,6 @@ from nerfkit.export import mesh
 from nerfkit.export.grid import Grid, piece_of_block
 from nerfkit.export.mesh import Occluder
 from nerfkit.export.views import Seen
-from nerfkit.model.compositing import Rendering, median_depth
-from nerfkit.model.sampling import Samples
 from tests.camera_layouts import look_at
 from tests.naming import assert_names, raises_mentioning
 from tests.sphere_field import (
@@ -179,7 +177,6 @@ def test_glb_far_from_the_origin_has_its_place_in_a_node(tmp_path):
 
 @pytest.mark.parametrize("of", ["files", "model"])
 def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
-    """The upper half of the ball, in either frame."""
     run = write_run(tmp_path / "run")
     low = (frame().to_input(CENTER) if of == "files" else CENTER) - [9, 9, 0]
     high = low + 18
@@ -306,17 +303,3 @@ def test_corners_of_which_nothing_is_known_have_no_surface():
     values[:9] = np.nan
     piece = piece_of_block(grid, block, values)
     assert 9 <= piece.vertices[piece.faces][..., 0].min() < 10 and len(piece.faces) > 50
-
-
-def test_median_depth_of_packed_samples():
-    """Two rays of constant density with an empty one between; the third is never half covered."""
-    t_starts, t_ends = torch.tensor([1.0, 1.5, 2, 0, 4]), torch.tensor([1.5, 2, 2.5, 0.5, 6])
-    density = torch.tensor([0.2, 1.0, 9.0, 0.1, 0.1])
-    offsets = torch.tensor([0, 3, 3, 5])
-    alpha = 1 - torch.exp(-density * (t_ends - t_starts))
-    before = torch.tensor([1.0, *(1 - alpha[:2]).cumprod(0), 1.0, 1 - alpha[3]])
-    rays = torch.zeros(3)
-    samples = Samples(torch.zeros(5, 3), t_starts, t_ends, torch.tensor([0, 0, 0, 2, 2]), offsets, rays.bool())
-    depth = median_depth(Rendering(torch.zeros(3, 3), rays, rays, alpha * before, samples))
-    optical = np.log(2) - 0.1 - 0.5  # left for the third interval
-    assert depth.tolist() == pytest.approx([2 + optical / 9, 0, 0], abs=1e-5)

@@ -57,7 +57,6 @@ def capture(folder: Path, n_views: int = 20) -> str:
 
 
 def window(pool, device, n_steps) -> StreamingPixels:
-    """Of eight images."""
     return StreamingPixels(pool, device, 8 * pool.bytes() // len(pool))
 
 

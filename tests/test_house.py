@@ -29,7 +29,6 @@ def room_of(module: str) -> str:
 
 
 def imports_of(file: Path) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "nerfkit":

@@ -141,7 +141,6 @@ def test_drawing(name: str):
 
 
 def moved(view: int, far: float) -> np.ndarray:
-    """A ring of cameras [V, 3, 4], one of which is far away."""
     poses = ring(20)
     poses[view, :, 3] += far
     return poses
@@ -215,7 +214,6 @@ def test_captures_of_any_unit_and_place_that_are_fine(name: str, scale: float, o
 
 
 def test_poses_of_another_unit_than_the_box(tmp_path: Path):
-    """In a format whose scenes stand in a known box, and with a box that is given."""
     poses = ring(20)
     poses[:, :, 3] *= 1e-4
     folder = str(write_capture(tmp_path / "odd", poses))
@@ -235,7 +233,6 @@ def test_a_box_is_in_the_coordinates_of_the_files_which_must_not_be_far_away(tmp
 
 
 def test_a_solve_that_failed_and_a_lens_that_folds_are_not_ready_to_train(tmp_path: Path, capsys):
-    """Training refuses the lens."""
     folder = write_capture(tmp_path / "odd", ring(20))
     change(folder, lambda c: c.update(frames=c["frames"][:9]), "transforms.json")
     (folder / "images" / "depth_000.png").write_bytes(b"")  # named unlike the images

@@ -130,7 +130,6 @@ def test_focal_lengths_of_a_stated_size_beat_angles(tmp_path: Path):
 
 
 def renamed(folder: Path, on_disk, in_file=lambda name: name) -> Path:
-    """A capture whose images are called otherwise on disk and in the file."""
     write_capture(folder, ring(20))
     for file in sorted((folder / "images").iterdir()):
         place = folder / on_disk(f"images/{file.name}")
@@ -162,7 +161,6 @@ def test_the_nearest_name_is_taken_with_a_note(name: str, tmp_path: Path):
 
 
 def test_what_is_no_neighbour_is_named(tmp_path: Path):
-    """What is beside a missing image, and where a link leads."""
     folder = renamed(tmp_path / "prefixed", lambda n: n, lambda n: f"images/frame_0361.png{Path(n).name}")
     check_refused(load, folder, "images has 20 images", "000.png")
     folder = renamed(tmp_path / "linked", lambda n: f"{n}.kept")
@@ -214,7 +212,6 @@ FOREIGN = {  # files of other programs, and what the message names
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_poses_of_other_programs_are_named_before_poses_are_found_anew(name: str, tmp_path: Path, monkeypatch, capsys):
-    """Without photos they are refused."""
     content, *named = FOREIGN[name]
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(content)
@@ -304,7 +301,6 @@ def test_paths_of_keyframes_alone(tmp_path: Path):
 
 
 def test_photos_without_poses_are_told_apart(tmp_path: Path, capsys):
-    """In a folder within another, in none, and of panoramas."""
     capture_in(tmp_path / "a/b/c", [PINHOLE] * 3)
     check_refused(load, tmp_path / "a", "did you mean", "b/c/images")
     (folder := tmp_path / "panoramas").mkdir()

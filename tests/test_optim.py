@@ -4,8 +4,7 @@
 import pytest
 import torch
 
-from nerfkit.config.recipe import FAST_RATE
-from nerfkit.training.step.optim import DECAY_EVERY, GRID_WEIGHT_DECAY, LazyAdam, learning_rate
+from nerfkit.training.step.optim import DECAY_EVERY, LazyAdam, learning_rate
 from tests.naming import raises_mentioning
 from tests.trainers import make_trainer, trained
 
@@ -89,7 +88,6 @@ def test_the_optimiser_takes_the_rate_of_the_schedule(small_config):
 
 @pytest.mark.parametrize("optimizer, stands_still", [("adam", False), ("lazy_adam", True)])
 def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands_still: bool):
-    """Without gradients Adam goes on by its old moments, the lazy one stands still."""
     small_config.trainer.optimizer = optimizer
     trainer = trained(small_config, 1)
     table = trainer.model.grid.table
@@ -100,7 +98,6 @@ def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands
 
 
 def test_how_the_rate_falls(small_config):
-    """At the start of the schedule, after a quarter and a half of it, and at its end."""
     settings = small_config.trainer
     settings.learning_rate, settings.final_learning_rate = 0.1, 0.001
     found = [learning_rate(settings, 100, progress) for progress in (0.0, 0.25, 0.5, 1.0, 1.7)]
@@ -109,7 +106,6 @@ def test_how_the_rate_falls(small_config):
 
 @pytest.mark.parametrize("steps, warmup", [(10**6, 100), (1000, 100), (100, 10), (3, 1)])
 def test_how_the_rate_rises(small_config, steps: int, warmup: int):
-    """In a hundred steps, of a short training in a tenth."""
     small_config.trainer.steps, rate = steps, small_config.trainer.learning_rate
     risen = [learning_rate(small_config.trainer, step, 0.0) / rate for step in (0, warmup - 1, warmup)]
     assert risen == pytest.approx([1 / warmup, 1, 1])
@@ -117,13 +113,13 @@ def test_how_the_rate_rises(small_config, steps: int, warmup: int):
 
 def test_tables_decay_by_the_rate_and_networks_do_not(small_config):
     """As if each step shrank a table by (1 - rate * decay), over a rate that changes, beside the optimiser's step."""
-    small_config.trainer.learning_rate = FAST_RATE
+    small_config.trainer.learning_rate, small_config.trainer.weight_decay = 0.02, 0.3
     trainer, shrunk = make_trainer(small_config), 1.0
     trainer.optimizer.step = lambda: None
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for step in range(2 * DECAY_EVERY):
         if step % DECAY_EVERY == 0:
-            shrunk *= (1 - trainer.learning_rate() * GRID_WEIGHT_DECAY) ** DECAY_EVERY
+            shrunk *= (1 - trainer.learning_rate() * 0.3) ** DECAY_EVERY
         trainer.train_step()
     changed = [name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])]
     assert changed == ["grid.table"] and shrunk < 0.98

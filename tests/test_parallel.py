@@ -30,8 +30,6 @@ STEPS = 6
 
 
 class DoubleRenderer(Renderer):
-    """Everything in float64."""
-
     def forward(self, rays, background, jitter=None, capacity=None):
         rays = rays._replace(origins=rays.origins.double(), directions=rays.directions.double())
         return super().forward(rays, background.double(), jitter.double(), capacity)
@@ -98,7 +96,7 @@ def test_gradients_are_divided_by_the_weights_of_all(small_config, tmp_path, mon
     def add(processes):
         model = torch.nn.ParameterList([torch.ones(3), torch.ones(2)])
         (x, y), found = model, []
-        shared = distributed.Distributed(processes, small_config, model, torch.nn.Module(), torch.Generator())
+        shared = distributed.Distributed(processes, small_config.seed, model, torch.nn.Module(), torch.Generator())
         for weights in ((1.0, 3.0), (0.0, 2.0)):
             x.grad = y.grad = None
             loss = (2 * x).sum() if processes.rank else (6 * x).sum() + y.sum()

@@ -39,13 +39,11 @@ def result_of(trainer: Trainer, steps: int, recorded: bool = True) -> dict[str, 
 
 
 def graphs(config, processes: Processes, folder: Path) -> dict:
-    """The gradients added inside a graph and without one."""
     made = {name: make_trainer(config, processes=processes) for name in ("graph", "eager")}
     return {name: result_of(trainer, STEPS, recorded=name == "graph") for name, trainer in made.items()}
 
 
 def resumed(config, processes: Processes, folder: Path) -> dict:
-    """The whole, and the same in two parts."""
     whole = result_of(make_trainer(config, processes=processes), STEPS)
     first = make_trainer(config, processes=processes)
     result_of(first, STEPS - 20)
@@ -57,7 +55,6 @@ def resumed(config, processes: Processes, folder: Path) -> dict:
 
 
 def dies(config, processes: Processes, folder: Path) -> dict:
-    """The second process is killed while graphs are replayed."""
     trainer = make_trainer(config, processes=processes)
     trainer.save(folder / "run")
     for step in trainer.steps():
@@ -114,7 +111,6 @@ def test_a_process_that_dies_ends_the_other(config, tmp_path):
 
 
 def test_commands(config, tmp_path):
-    """Trained, scored and rendered by two; gone on with by one."""
     run = tmp_path / "run"
     config.trainer.steps = 200
     config_module.dump(config, tmp_path / "options.toml")

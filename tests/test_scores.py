@@ -50,7 +50,6 @@ def scored(small_config, tmp_path):
 
 
 def rendered(trainer, cameras, view: int) -> torch.Tensor:
-    """The image by the model itself, all rays at once."""
     with torch.no_grad():
         color = trainer.model(cameras.image_rays(view), torch.zeros(3)).color
     return color.clamp(0, 1).unflatten(0, (cameras.height, cameras.width))
@@ -71,7 +70,6 @@ def test_scores_are_means_over_the_views(scored):
 
 @pytest.fixture
 def words(monkeypatch) -> list[str]:
-    """What is written into images."""
     found, write = [], ImageDraw.ImageDraw.text
     draw = lambda self, place, text, *how: found.append(text) or write(self, place, text, *how)  # noqa: E731
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", draw)
@@ -127,7 +125,6 @@ def config(small_config, tmp_path, monkeypatch):
 
 
 def trained(config, folder, processes=SINGLE_PROCESS, scores: bool = True) -> Trainer:
-    """With scores on the way."""
     scene, run = load_scene(config.data.path), RunFolder(folder)
     trainer = make_trainer(config, processes=processes)
     if processes.is_first:
@@ -263,7 +260,6 @@ def steps_in(folder) -> list[int]:
 
 
 def test_the_training_has_the_same_bits(small_config, tmp_path):
-    """Model, optimiser, modes of modules and every random stream, with images and without."""
     small_config.trainer.steps, small_config.trainer.preview_every = 30, 7
     small_config.data.background = "random"
     found = []

@@ -91,7 +91,6 @@ def test_images_without_alpha_keep_their_background(small_config, tmp_path):
 
 @pytest.fixture(params=["adam", "lazy_adam"])
 def gpu_config(small_config, request):
-    """Training on a GPU that gives the same bits every time."""
     small_config.trainer.optimizer = request.param
     small_config.device = "cuda"
     small_config.model.levels, small_config.trainer.steps = 8, 1000
@@ -100,7 +99,6 @@ def gpu_config(small_config, request):
 
 
 def differing(a: Trainer, b: Trainer) -> list[str]:
-    """Names of parameters and buffers that are not the same to the bit."""
     ours, theirs = a.model.state_dict(), b.model.state_dict()
     return [name for name in ours if not torch.equal(ours[name], theirs[name])]
 

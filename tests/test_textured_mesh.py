@@ -29,7 +29,6 @@ FACES = 1000
 
 
 def pattern(outwards):
-    """Stripes [..., 3], of each channel along another axis."""
     return 0.5 + 0.35 * np.sign(np.sin(14 * outwards + [0.3, 1.0, 2.0]))
 
 
@@ -89,7 +88,6 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def textured(run, tmp_path_factory):
-    """The folder of ball.glb, ball.obj and what is beside them."""
     folder = tmp_path_factory.mktemp("textured")
     call(run, "mesh", *MESH, "--faces", FACES, "--texture", 512, "--formats", "glb,obj", "--out", folder / "ball")
     return folder

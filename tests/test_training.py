@@ -158,7 +158,6 @@ def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_co
 
 
 def test_the_number_of_rays_follows_that_of_samples(small_config):
-    """A step has about as many samples as asked for, once the field is known."""
     small_config.trainer.samples_per_step = 3000
     trainer = trained(small_config, 20)
     trainer.training_step.pop_stats()

@@ -8,18 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nerfkit import ops
 from nerfkit.config import Config, DataConfig, ModelConfig, SamplingConfig, TrainerConfig
 from nerfkit.contraction import contract, exponential_edges, uncontract
 from nerfkit.limits import MAX_EDGES
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.sampling import FADE_IN_SHARE, FADE_IN_STEPS, Samples, build_sampler
-from nerfkit.model.stages import FeatureGrid
 from nerfkit.training import evaluator
 from nerfkit.training.step.losses import TrainingLoss, spacing, squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_mentioning
-from tests.ops.harness import backend_params
 from tests.test_sampling import forward_cameras
 
 BOX = torch.tensor([[-3.0, 0.5, -1], [5, 1, 2]], dtype=torch.float64)
@@ -89,19 +86,6 @@ def test_faces_edges_and_corners_of_a_box_of_any_size(reach: float, side: float,
         assert reach < 1e30 or (speed.abs() * side).max() < 1e-25
 
 
-@pytest.mark.parametrize("backend, device", backend_params("grid_encode"))
-def test_features_and_their_gradients_are_finite_everywhere(backend: str, device: str):
-    box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
-    config = ModelConfig(levels=4, features_per_level=2, log2_hashmap_size=10, max_resolution=8192)
-    grid = FeatureGrid(config, box, contracted=True).to(device)
-    positions = torch.tensor([*EXTREMES, [0.1, 0.2, 0.3]], device=device, requires_grad=True)
-    with ops.backend(backend):
-        features = grid(positions)
-        gradients = torch.autograd.grad(features.square().sum() + features.sum(), [positions, *grid.parameters()])
-    assert features.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
-    assert gradients[0][-1].abs().max() > 0, "that of a point in the box"
-
-
 @settings(max_examples=60)
 @given(
     near=st.floats(0, 5), length=st.floats(0.1, 1000), step=st.floats(0.05, 3),
@@ -134,13 +118,6 @@ def test_no_cone_gives_equal_steps():
 def test_bad_edges(arguments: tuple, named: tuple):
     with raises_mentioning(ValueError, *named):
         exponential_edges(*arguments)
-
-
-def test_bad_positions():
-    with raises_mentioning(ValueError, "contract", "positions", "[N, 3]", "[2, 2]"):
-        contract(torch.zeros(2, 2), UNIT.float())
-    with raises_mentioning(TypeError, "uncontract", "float64", "float32"):
-        uncontract(torch.zeros(2, 3), UNIT)
 
 
 # Training

@@ -144,7 +144,6 @@ def test_an_end_leaves_no_thread_and_no_port(folder):
 
 
 def come(viewer) -> Browser:
-    """A browser that sees the scene."""
     browser = Browser(viewer)
     browser.drag()
     browser.images.get(timeout=20)

@@ -28,18 +28,9 @@ from nerfkit.model.stages import Decoder
 from nerfkit.rendering.images import colorize
 from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
 from nerfkit.training.run.folder import RunFolder
+from nerfkit.viewer import frames
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import (
-    Look,
-    ModelFrame,
-    Viewpoint,
-    aspect,
-    depth_range,
-    nearest_view,
-    vertical_fov,
-    viewpoint,
-)
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
@@ -68,7 +59,7 @@ def shown(small_config, monkeypatch, tmp_path) -> ViewerScene:
 @pytest.fixture
 def session(shown) -> Session:
     """A browser of a viewer that draws nothing by itself, whose camera stands beside the scene."""
-    engine = Engine(partial(ModelFrame, shown), MagicMock(), MagicMock())
+    engine = Engine(partial(frames.ModelFrame, shown), MagicMock(), MagicMock())
     camera = MagicMock(image_width=640, image_height=480, fov=0.7, wxyz=(1.0, 0, 0, 0), position=(0.0, 0, -2.5))
     session = Session(MagicMock(client_id=3, camera=camera), State(shown, engine, lambda do: do()))
     session.state.sessions[3] = session
@@ -89,7 +80,7 @@ def pose_of(eye, target) -> np.ndarray:
 
 
 def test_a_viewpoint_is_that_of_the_browser():
-    pose = viewpoint((1.0, 0, 0, 0), (1.0, 2, 3), 0.5).pose  # OpenCV axes along the world's
+    pose = frames.viewpoint((1.0, 0, 0, 0), (1.0, 2, 3), 0.5).pose  # OpenCV axes along the world's
     assert pose == (1, 0, 0, 1, 0, -1, 0, 2, 0, 0, -1, 3)
 
 
@@ -120,12 +111,12 @@ def test_an_image_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown, 
     shown.add_images(shown.cameras)
     session.look = replace(session.look, output=output, split=0.5)
     video.panel.path.size = (50, 30)
-    here = viewpoint((1.0, 0, 0, 0), (0.0, 0, -2.5), 0.7)
+    here = frames.viewpoint((1.0, 0, 0, 0), (0.0, 0, -2.5), 0.7)
     video._start(session, here)
     while session.state.engine.jobs:
         session.state.engine.step()
     name, content = session.client.send_file_download.call_args.args
-    frame = ModelFrame(shown, here, 50, 30, session.shown_look())
+    frame = frames.ModelFrame(shown, here, 50, 30, session.shown_look())
     frame.render(0, frame.n_rays)
     assert name == f"still_{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
 
@@ -134,8 +125,8 @@ def test_the_training_image_lies_on_the_rendering(shown):
     """At a training camera a split screen shows that image, whatever the field says of depths."""
     cameras, (width, height) = shown.cameras, shown.cameras.size(2)
     shown.add_images(cameras)
-    here = Viewpoint.of(cameras.camera_to_world[2].double().numpy(), vertical_fov(cameras, 2))
-    frame = ModelFrame(shown, here, width, height, Look(view=2, split=0.0))
+    here = frames.Viewpoint.of(cameras.camera_to_world[2].double().numpy(), frames.vertical_fov(cameras, 2))
+    frame = frames.ModelFrame(shown, here, width, height, frames.Look(view=2, split=0.0))
     frame.render(0, frame.n_rays)
     row, column = np.mgrid[0:height, 0:width] + 0.5
     (across, down), (x, y) = cameras.focal[2].numpy(), cameras.center[2].numpy()
@@ -151,7 +142,7 @@ def test_what_no_training_view_saw_fades_in_the_viewer(shown):
     shown.cameras = pinholes([pose], [0.7], (64, 64))
     for fov in (0.7, 1.2):
         for fades in (False, True):
-            frame = ModelFrame(shown, Viewpoint.of(pose, fov), 64, 64, Look(fades=fades))
+            frame = frames.ModelFrame(shown, frames.Viewpoint.of(pose, fov), 64, 64, frames.Look(fades=fades))
             frame.render(0, frame.n_rays)
             images[fov, fades] = frame.finish()
     assert np.array_equal(images[0.7, True], images[0.7, False])
@@ -161,7 +152,9 @@ def test_what_no_training_view_saw_fades_in_the_viewer(shown):
 
 @pytest.mark.parametrize("name, level", [("of the run", 255), ("gray", 128), ("black", 0)])
 def test_the_background_is_what_was_asked_for(shown, name, level):
-    away = ModelFrame(shown, viewpoint((1.0, 0, 0, 0), (0.0, 0, 9.0), 0.7), 4, 4, Look(background=name))
+    away = frames.ModelFrame(
+        shown, frames.viewpoint((1.0, 0, 0, 0), (0.0, 0, 9.0), 0.7), 4, 4, frames.Look(background=name)
+    )
     away.render(0, 16)
     assert (away.finish() == level).all()
 
@@ -178,25 +171,25 @@ def test_the_nearest_training_view_looks_the_same_way():
     here = pose_of((2.0, 0, 0), (0.0, 0, 0))
     turned = pose_of((2.1, 0, 0), (4.0, 0, 0))
     alike = pose_of((2.5, 0, 0), (0.0, 0, 0))
-    view, distance, angle = nearest_view(here, np.stack([turned, alike]), 1.0)
+    view, distance, angle = frames.nearest_view(here, np.stack([turned, alike]), 1.0)
     assert (view, distance) == (1, pytest.approx(0.5)) and angle == pytest.approx(0, abs=1e-3)
-    view, distance, angle = nearest_view(here, np.stack([turned, pose_of((9.0, 0, 0), (0.0, 0, 0))]), 1.0)
+    view, distance, angle = frames.nearest_view(here, np.stack([turned, pose_of((9.0, 0, 0), (0.0, 0, 0))]), 1.0)
     assert (view, distance) == (0, pytest.approx(0.1)) and angle == pytest.approx(180)
 
 
 def test_a_camera_of_pixels_that_are_no_squares_sees_as_wide_as_its_film():
     """HDV, 16:9 in 1440x1080 pixels."""
     cameras = pinholes([pose_of((2.0, 0, 0), (0.0, 0, 0))], [0.8], (1440, 1080))
-    assert aspect(cameras, 0) == pytest.approx(4 / 3)
-    assert aspect(replace(cameras, focal=cameras.focal * torch.tensor([0.75, 1])), 0) == pytest.approx(16 / 9)
+    assert frames.aspect(cameras, 0) == pytest.approx(4 / 3)
+    assert frames.aspect(replace(cameras, focal=cameras.focal * torch.tensor([0.75, 1])), 0) == pytest.approx(16 / 9)
 
 
 def test_the_colors_of_depths_are_those_of_what_is_there():
     """Rays that meet nothing have depths, too, which say nothing."""
     depth, opacity = torch.linspace(2, 3, 64).repeat(2, 1), torch.ones(2, 64)
     depth[1], opacity[1] = torch.linspace(50, 90, 64), 0.1
-    assert depth_range(depth, opacity) == pytest.approx((2.02, 2.98), abs=0.01)
-    assert depth_range(depth, 0 * opacity) == (0.0, 1.0)
+    assert frames.depth_range(depth, opacity) == pytest.approx((2.02, 2.98), abs=0.01)
+    assert frames.depth_range(depth, 0 * opacity) == (0.0, 1.0)
     wanted = matplotlib.colormaps["viridis"](((depth - 2) / 3).numpy())[..., :3]
     assert np.allclose(colorize(depth, 2.0, 5.0, "viridis"), wanted, atol=1e-6)
 
@@ -213,7 +206,6 @@ def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photos(shown):
 
 
 def test_photos_are_cut_out_as_they_are_trained(tmp_path):
-    """From files as from memory."""
     images = capture_in(tmp_path, [PINHOLE] * 2).images
     masks_in(tmp_path, LEFT)
     poses = torch.tensor(np.stack([image.camera_to_world for image in images]), dtype=torch.float32)

@@ -109,7 +109,6 @@ def write_scene(
 
 
 def change(folder: Path, edit: Callable[[dict], object], name: str = "transforms_train.json") -> None:
-    """Apply edit(content) to a file of JSON."""
     file = folder / name
     content = json.loads(file.read_text())
     edit(content)
@@ -117,7 +116,6 @@ def change(folder: Path, edit: Callable[[dict], object], name: str = "transforms
 
 
 def small_options(scene: Path) -> config_module.ResolvedConfig:
-    """Options that train the scene in a second or two."""
     config = config_module.Config(size="large", device="cpu")  # but for what follows, whatever the device
     config.data.path, config.data.box = str(scene), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     config.model.levels, config.model.log2_hashmap_size, config.model.max_resolution = 3, 12, 48

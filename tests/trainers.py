@@ -18,7 +18,6 @@ def make_trainer(config, model=None, **options) -> Trainer:
 
 
 def trained(config, steps: int, model=None, **options) -> Trainer:
-    """One that has done so many steps."""
     trainer = make_trainer(config, model, **options)
     for _ in range(steps):
         trainer.timed_step()

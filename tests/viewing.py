@@ -146,7 +146,6 @@ def send_malformed(viewer: Viewer) -> None:
 
 
 def vanish(browser: FakeBrowser) -> None:
-    """Let a browser end without a word."""
     with suppress(OSError):  # it has
         browser.connection.socket.shutdown(socket.SHUT_RDWR)
 
@@ -160,7 +159,6 @@ class Browser(FakeBrowser):
         super().__init__(viewer.page.address, SIZE)
 
     def drag(self) -> None:
-        """Move the camera, which takes a moment."""
         self.height += 0.03
         self.send((2.5, 0.5, self.height))
         time.sleep(0.05)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "common/launch.h"
 
@@ -35,7 +36,7 @@ HD GridRay<P> grid_ray(const P* origin,     // [3]
                        const P* direction,  // [3]
                        const P* box,        // [2, 3] lowest and highest corner
                        P jitter, bool jittered, const MarchGrid& grid, const MarchLimits& limits) {
-  const P tiny = sizeof(P) == 4 ? P(1.17549435e-38) : P(2.2250738585072014e-308);
+  const P tiny = std::numeric_limits<P>::min();
   P enter = P(limits.near), leave = P(limits.far);
   GridRay<P> ray;
   bool moves = false, numbers = true;

@@ -77,7 +77,7 @@ struct alignas(16) ContractedRay {
 
 template <class P>
 HD ContractedRay<P> contracted_ray(const MarchArguments& in, int64_t index) {
-  constexpr P TINY = sizeof(P) == 4 ? P(1.17549435e-38) : P(2.2250738585072014e-308);
+  constexpr P TINY = std::numeric_limits<P>::min();
   constexpr P LARGEST = sizeof(P) == 4 ? P(3.40282347e38) : P(1.7976931348623157e308);
   constexpr P EPSILON = sizeof(P) == 4 ? P(1.1920929e-7) : P(2.220446049250313e-16);
   const P *origin = (const P*)in.origins + 3 * index, *direction = (const P*)in.directions + 3 * index;

@@ -16,8 +16,7 @@ constexpr int GEOMETRY = 16;           // outputs of the density network: N_GEOM
 constexpr int RAY_STATE = 16;          // units of the LLTM: N_STATE of the same file
 constexpr float MAX_LOG_DENSITY = 30;  // of the same file
 
-// All elements that a network or the table has are half values.
-struct RenderArguments {
+struct RenderArguments {    // networks and table are half values
   MarchArguments march;     // float32, without jitter
   GridLevels levels;        // of F = 2 or 4 features
   const void* table;        // [T, F]
@@ -42,7 +41,6 @@ struct RenderArguments {
 };
 
 int64_t render_workspace_bytes(const int cells[3]);
-// Needs at least one ray and one cell.
-Status render_rays(const RenderArguments&, Stream);
+Status render_rays(const RenderArguments&, Stream);  // needs at least one ray and one cell
 
 }  // namespace nerfkit

@@ -33,7 +33,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& origins, const 
   };
   const int64_t n_rays = origins.size(0);
   const bool one_color = background.dim() == 1;
-  STD_TORCH_CHECK(n_rays < (int64_t(1) << 31), "nerfkit: render_rays takes less than 2^31 rays at a time");
   RenderArguments a{};
   a.march.origins = wide("origins", origins, {n_rays, 3});
   a.march.directions = wide("directions", directions, {n_rays, 3});
@@ -41,7 +40,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& origins, const 
   a.march.n_rays = n_rays;
   a.march.grid.occupancy = static_cast<const bool*>(hold("occupancy", occupancy, ScalarType::Bool, {ANY, ANY, ANY}));
   for (int axis = 0; axis < 3; ++axis) a.march.grid.cells[axis] = int(occupancy.size(axis));
-  STD_TORCH_CHECK(occupancy.numel() < (int64_t(1) << 31), "nerfkit: render_rays takes less than 2^31 cells");
+  STD_TORCH_CHECK(std::max(n_rays, occupancy.numel()) < (int64_t(1) << 31),
+                  "nerfkit: render_rays takes less than 2^31 rays and cells");
   a.march.limits = {step, near, far};
   if (t_edges) a.march.t_edges = wide("t_edges", *t_edges, {ANY}), a.march.n_intervals = int(t_edges->size(0)) - 2;
   a.background = wide("background", background, one_color ? Shape{3} : Shape{n_rays, 3});

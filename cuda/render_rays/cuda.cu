@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The launcher: the coarse grid of march, then one block of persistent warps on each multiprocessor.
 
-#include "march/coarse.cuh"
 #include "render_rays/kernel.cuh"
 
 namespace nerfkit {
@@ -19,37 +18,6 @@ Status launch(const RenderArguments& a, const RenderPlan& plan, cudaStream_t str
   return launched();
 }
 
-int64_t entries_of(const CoarseGrid& grid) {
-  return int64_t(grid.blocks[0] + 1) * (grid.blocks[1] + 1) * (grid.blocks[2] + 1);
-}
-
-// The grids in a workspace, behind the counter of rays.
-Coarse coarse_grids(const int cells[3], void* workspace) {
-  bool* any = reinterpret_cast<bool*>(static_cast<unsigned*>(workspace) + 1);
-  Coarse coarse{coarse_of(cells, any), {}};
-  for (int axis = 0; axis < 3; ++axis) coarse.wide.blocks[axis] = (coarse.fine.blocks[axis] + WIDE - 1) / WIDE;
-  coarse.wide.any = any + entries_of(coarse.fine);
-  return coarse;
-}
-
-// One thread for each wide entry, of blocks w - 1 and w: the fine entries that cover these, every other one.
-__global__ void __launch_bounds__(THREADS) render_wide_grid(const Coarse coarse, int64_t entries) {
-  const CoarseGrid &wide = coarse.wide, &fine = coarse.fine;
-  const int64_t entry = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (entry >= entries) return;
-  const int ny = wide.blocks[1] + 1, nz = wide.blocks[2] + 1;
-  const int first[3] = {int(entry / nz / ny), int(entry / nz % ny), int(entry % nz)};
-  bool any = false;
-  for (int i = 0; i < WIDE * WIDE * WIDE; ++i) {
-    const int step[3] = {i / (WIDE * WIDE), i / WIDE % WIDE, i % WIDE};
-    int at[3];
-    for (int axis = 0; axis < 3; ++axis)
-      at[axis] = min(max((first[axis] - 1) * WIDE + 2 * step[axis] + 1, 0), fine.blocks[axis]);
-    any |= fine.any[(int64_t(at[0]) * (fine.blocks[1] + 1) + at[1]) * (fine.blocks[2] + 1) + at[2]];
-  }
-  wide.any[entry] = any;
-}
-
 }  // namespace
 
 int64_t render_workspace_bytes(const int cells[3]) {
@@ -61,16 +29,15 @@ Status render_rays(const RenderArguments& a, Stream stream_in) {
   const auto stream = (cudaStream_t)stream_in;
   auto* next_ray = static_cast<unsigned*>(a.workspace);
   const Sizes sizes = sizes_of(a);
-  const RenderPlan plan{sizes, BlockParts(sizes), WarpParts(sizes), coarse_grids(a.march.grid.cells, a.workspace),
-                        next_ray};
+  const RenderPlan plan{sizes, BlockParts(sizes), WarpParts(sizes),
+                        coarse_grids(a.march.grid.cells, reinterpret_cast<bool*>(next_ray + 1)), next_ray};
   const MarchGrid& grid = a.march.grid;
   const CoarseGrid& fine = plan.coarse.fine;
   const auto coarse_grid =
       grid.cells[2] % BLOCK == 0 && aligned(grid.occupancy, BLOCK) ? march_coarse_grid<true> : march_coarse_grid<false>;
-  const unsigned rows = unsigned(fine.blocks[0] + 1) * (fine.blocks[1] + 1);
-  coarse_grid<<<rows, 32 * BLOCK, 0, stream>>>(grid, fine, next_ray);
-  const int64_t wide = entries_of(plan.coarse.wide);
-  render_wide_grid<<<blocks_for(wide), THREADS, 0, stream>>>(plan.coarse, wide);
+  const int64_t rows = int64_t(fine.blocks[0] + 1) * (fine.blocks[1] + 1), wide = entries_of(plan.coarse.wide);
+  coarse_grid<<<unsigned(rows), 32 * BLOCK, 0, stream>>>(grid, fine, next_ray);
+  march_wide_grid<<<blocks_for(wide), THREADS, 0, stream>>>(plan.coarse, wide);
   if (a.levels.n_features == 2)
     return sizes.lltm ? launch<2, true>(a, plan, stream) : launch<2, false>(a, plan, stream);
   return sizes.lltm ? launch<4, true>(a, plan, stream) : launch<4, false>(a, plan, stream);

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block shares, the networks' weights, and what a warp has to itself: rows of half values, one for each of its
-// rays or for each sample in its queue. Networks take 16 rows at a time, as in mlp/layers.cuh.
+// Shared memory, of a block and of a warp; features; networks, which take 16 rows at a time, as in mlp/layers.cuh.
 
 #pragma once
 
-#include "common/gpu.cuh"
 #include "lltm/fast_cell.cuh"
 #include "mlp/layers.cuh"
 #include "render_rays/args.h"
@@ -54,34 +52,41 @@ struct Parts {
   }
 };
 
-// Of a block: offsets in bytes. Weights [out, stride] of half values, biases and taps of float32.
+struct LayerPart {
+  int weight, bias;  // [outputs, stride] half values, [outputs] float32
+
+  __device__ __forceinline__ const __half* weight_in(const unsigned char* shared) const {
+    return reinterpret_cast<const __half*>(shared + weight);
+  }
+  template <int N>  // sum [16, 8 N] = the bias in every row
+  __device__ __forceinline__ void start(const unsigned char* shared, float (&sum)[N][4]) const {
+    start_with(sum, reinterpret_cast<const float*>(shared + bias));
+  }
+};
+
+// Of a block: offsets in bytes.
 struct BlockParts : Parts {
-  int density_in, density_out, color_in, color_middle, color_out, gates;
-  int bias_density_in, bias_density_out, bias_color_in, bias_color_middle, bias_color_out, bias_gates;
-  int taps;  // [K, C], and behind it the bias [C]
+  LayerPart density_in, density_out, color_in, color_middle, color_out, gates;
+  int taps;  // [K, C] float32, and behind it the bias [C]
 
   HD explicit BlockParts(const Sizes& s) {
-    const auto matrix = [&](int rows, int stride) { return take(rows * stride * 2); };
-    density_in = matrix(RENDER_WIDEST, s.feature_stride());
-    density_out = matrix(OUT, HIDDEN_STRIDE);
-    color_in = matrix(RENDER_WIDEST, s.color_stride());
-    color_middle = matrix(RENDER_WIDEST, HIDDEN_STRIDE);
-    color_out = matrix(OUT, HIDDEN_STRIDE);
-    gates = matrix(s.lltm ? GATES : 0, s.gate_stride());
-    bias_density_in = take(RENDER_WIDEST * 4);
-    bias_density_out = take(OUT * 4);
-    bias_color_in = take(RENDER_WIDEST * 4);
-    bias_color_middle = take(RENDER_WIDEST * 4);
-    bias_color_out = take(OUT * 4);
-    bias_gates = take(s.lltm ? GATES * 4 : 0);
+    const auto layer = [&](int outputs, int stride) {
+      const int weight = take(outputs * stride * 2);
+      return LayerPart{weight, take(outputs * 4)};
+    };
+    density_in = layer(RENDER_WIDEST, s.feature_stride());
+    density_out = layer(OUT, HIDDEN_STRIDE);
+    color_in = layer(RENDER_WIDEST, s.color_stride());
+    color_middle = layer(RENDER_WIDEST, HIDDEN_STRIDE);
+    color_out = layer(OUT, HIDDEN_STRIDE);
+    gates = layer(s.lltm ? GATES : 0, s.gate_stride());
     taps = take(s.context ? (s.taps + 1) * s.channels * 4 : 0);
   }
 };
 
 // Of a warp: offsets in bytes from its part.
 struct WarpParts : Parts {
-  int features;   // [K, 32, feature_stride] of the last K samples of each ray that were kept; the next one's place is
-                  // the oldest one's
+  int features;   // [K, 32, feature_stride] of the last K samples of each ray that were kept, in turn
   int geometry;   // [lag + 1, 32, SHORT_STRIDE] in the same way
   int weights;    // [lag + 1, 32] float32
   int harmonics;  // [32, SHORT_STRIDE] of each ray's direction
@@ -100,58 +105,44 @@ struct WarpParts : Parts {
   }
 };
 
-// to [rows, stride] = at(row, column), a half value. All threads of the block call it.
+// A layer [rows, stride] of weight [out, in] and bias [out], which is behind it if not given: column k is column
+// source(k) of the weight, or zeros if that is negative. Returns what is behind. All threads of the block call it.
 template <class F>
-__device__ __forceinline__ void fill_matrix(void* to, int rows, int stride, const F& at) {
-  for (int i = threadIdx.x; i < rows * stride; i += blockDim.x)
-    static_cast<__half*>(to)[i] = at(i / stride, i % stride);
-}
-// to [n] = from [n_real] and zeros behind.
-__device__ __forceinline__ void fill_floats(void* to, int n, const __half* from, int n_real) {
-  for (int i = threadIdx.x; i < n; i += blockDim.x) static_cast<float*>(to)[i] = i < n_real ? float(from[i]) : 0.f;
-}
-
-// One layer of a network: weight [out, in] and bias [out] behind it, whose column k is column place(k) of the padded
-// one, or none (negative). Returns what is behind the layer.
-template <class F>
-__device__ __forceinline__ const __half* fill_layer(unsigned char* matrix, unsigned char* bias, const __half* from,
-                                                    int in, int out, int padded_out, int stride, const F& source) {
-  fill_matrix(matrix, padded_out, stride, [&](int row, int column) {
-    const int k = source(column);
-    return row < out && k >= 0 ? from[row * in + k] : __half(0.f);
-  });
-  fill_floats(bias, padded_out, from + in * out, out);
-  return from + (in + 1) * out;
+__device__ __forceinline__ const __half* fill_layer(unsigned char* shared, LayerPart part, int rows, int stride,
+                                                    const void* layer, int in, int out, const F& source,
+                                                    const void* own_bias = nullptr) {
+  const auto* weight = static_cast<const __half*>(layer);
+  const auto* bias = own_bias ? static_cast<const __half*>(own_bias) : weight + in * out;
+  for (int i = threadIdx.x; i < rows * stride; i += blockDim.x) {
+    const int row = i / stride, column = source(i % stride);
+    const bool real = row < out && column >= 0;
+    reinterpret_cast<__half*>(shared + part.weight)[i] = real ? weight[row * in + column] : __half(0.f);
+  }
+  for (int i = threadIdx.x; i < rows; i += blockDim.x)
+    reinterpret_cast<float*>(shared + part.bias)[i] = i < out ? float(bias[i]) : 0.f;
+  return bias + out;
 }
 
 // All that a block shares. Hidden layers of fewer units are padded with zeros.
 __device__ __forceinline__ void fill_block(unsigned char* shared, const RenderArguments& a, const Sizes& s,
                                            const BlockParts& at) {
-  const int channels = a.levels.n_levels * a.levels.n_features;
+  const int channels = a.levels.n_levels * a.levels.n_features, encoded = a.taps ? channels : 0;
+  const int base = GEOMETRY + HARMONICS, state = base + s.channels, n_state = s.lltm ? RAY_STATE : 0;
   const auto below = [](int n) { return [n](int column) { return column < n ? column : -1; }; };
-  const auto* net = static_cast<const __half*>(a.density_net);
-  net = fill_layer(shared + at.density_in, shared + at.bias_density_in, net, channels, a.hidden, RENDER_WIDEST,
-                   s.feature_stride(), below(channels));
-  fill_layer(shared + at.density_out, shared + at.bias_density_out, net, a.hidden, GEOMETRY, OUT, HIDDEN_STRIDE,
-             below(a.hidden));
-  const int encoded = a.taps ? channels : 0, base = GEOMETRY + HARMONICS, state = base + s.channels;
-  net = static_cast<const __half*>(a.color_net);
-  net = fill_layer(shared + at.color_in, shared + at.bias_color_in, net, base + encoded + (s.lltm ? RAY_STATE : 0),
-                   a.hidden, RENDER_WIDEST, s.color_stride(), [&](int column) {
-                     if (column < base + encoded) return column;
-                     const bool is_state = s.lltm && column >= state && column < state + RAY_STATE;
-                     return is_state ? column - state + base + encoded : -1;
-                   });
-  net = fill_layer(shared + at.color_middle, shared + at.bias_color_middle, net, a.hidden, a.hidden, RENDER_WIDEST,
-                   HIDDEN_STRIDE, below(a.hidden));
-  fill_layer(shared + at.color_out, shared + at.bias_color_out, net, a.hidden, 3, OUT, HIDDEN_STRIDE, below(a.hidden));
-  if (s.lltm) {
-    const auto* weight = static_cast<const __half*>(a.lltm_weight);
-    fill_matrix(shared + at.gates, GATES, s.gate_stride(), [&](int row, int column) {
-      return column < RAY_STATE + channels ? weight[row * (RAY_STATE + channels) + column] : __half(0.f);
-    });
-    fill_floats(shared + at.bias_gates, GATES, static_cast<const __half*>(a.lltm_bias), GATES);
-  }
+  const auto of_color = [&](int column) {
+    if (column < base + encoded) return column;
+    return column >= state && column < state + n_state ? column - state + base + encoded : -1;
+  };
+  const void* net = fill_layer(shared, at.density_in, RENDER_WIDEST, s.feature_stride(), a.density_net, channels,
+                               a.hidden, below(channels));
+  fill_layer(shared, at.density_out, OUT, HIDDEN_STRIDE, net, a.hidden, GEOMETRY, below(a.hidden));
+  net = fill_layer(shared, at.color_in, RENDER_WIDEST, s.color_stride(), a.color_net, base + encoded + n_state,
+                   a.hidden, of_color);
+  net = fill_layer(shared, at.color_middle, RENDER_WIDEST, HIDDEN_STRIDE, net, a.hidden, a.hidden, below(a.hidden));
+  fill_layer(shared, at.color_out, OUT, HIDDEN_STRIDE, net, a.hidden, 3, below(a.hidden));
+  if (s.lltm)
+    fill_layer(shared, at.gates, GATES, s.gate_stride(), a.lltm_weight, RAY_STATE + channels, GATES,
+               below(RAY_STATE + channels), a.lltm_bias);
   float* taps = reinterpret_cast<float*>(shared + at.taps);
   for (int i = threadIdx.x; s.context && i < (s.taps + 1) * s.channels; i += blockDim.x) {
     const int tap = i / s.channels, c = i % s.channels;
@@ -163,56 +154,89 @@ __device__ __forceinline__ void fill_block(unsigned char* shared, const RenderAr
   }
 }
 
-// The features of a point in [0, 1]^3 on a level, whose first row is `rows`. A lane has all eight corners, in the order
-// of memory and of the sums of grid_encode_forward_levels: the features have the same bits.
-template <int V, bool HASHED>
-__device__ __forceinline__ Vec<__half, V> encode_level(const float (&point)[3], const Vec<__half, V>* rows,
-                                                       int resolution, uint32_t mask) {
-  const uint32_t side = resolution + 1;
-  uint32_t at[3];
-  float u[3];
+// Corners of two lanes' points, in [0, 1]^3, on a level. Each lane has the four of both on its side, lower or upper, of
+// the first axis of memory, so that neighbours in memory are asked for by one instruction. Features have the bits of
+// grid_encode_forward_levels. One code for dense and hashed levels: a round is as long as its instructions fit in caches.
+template <int V>
+struct Corners {
+  using Row = std::conditional_t<V == 2, unsigned, uint2>;
+  float u[2][3];  // of the even lane's point, of the odd lane's: where in its cell
+  Row rows[2][4];
+
+  __device__ __forceinline__ void load(const float (&point)[2][3], bool odd, bool hashed, const void* table,
+                                       int64_t first_row, int resolution, uint32_t max_entries) {
+    const uint32_t side = resolution + 1, mask = hashed ? max_entries - 1 : ~0u;
+    const uint32_t factor[2] = {hashed ? HASH_Y : side * side, hashed ? HASH_Z : side};
+    const Row* level = static_cast<const Row*>(table) + first_row;
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {  // axes in the order of memory
-    const float scaled = point[HASHED ? i : (i + 2) % 3] * float(resolution);
-    const int cell = min(int(scaled), resolution - 1);
-    at[i] = cell, u[i] = scaled - float(cell);
+    for (int i = 0; i < 2; ++i) {
+      uint32_t at[3];
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) {  // in the order of memory
+        const float along = hashed ? point[i][axis] : point[i][(axis + 2) % 3], scaled = along * float(resolution);
+        const int cell = min(int(scaled), resolution - 1);
+        at[axis] = cell, u[i][axis] = scaled - float(cell);
+      }
+      const uint32_t a = (at[0] + odd) & mask, b[2] = {at[1] * factor[0] & mask, (at[1] + 1) * factor[0] & mask},
+                     c[2] = {at[2] * factor[1] & mask, (at[2] + 1) * factor[1] & mask};
+#pragma unroll
+      for (int k = 0; k < 4; ++k)  // past L1, which has better use for what little memory it is left
+        rows[i][k] = __ldcg(level + (hashed ? a ^ b[k >> 1] ^ c[k & 1] : a + b[k >> 1] + c[k & 1]));
+    }
   }
-  const uint32_t factor[2] = {HASHED ? HASH_Y : side * side, HASHED ? HASH_Z : side};
-  at[1] *= factor[0], at[2] *= factor[1];
-  float sum[2][V] = {};
-  Vec<__half, V> corner[8];
+
+  __device__ __forceinline__ Vec<__half, V> features(bool odd) const {
+    float sum[2][V] = {};
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const uint32_t a = at[0] + (k >> 2), b = at[1] + (k >> 1 & 1) * factor[0], c = at[2] + (k & 1) * factor[1];
-    corner[k] = rows[HASHED ? (a ^ b ^ c) & mask : a + b + c];
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const auto& values = reinterpret_cast<const Vec<__half, V>&>(rows[i][k]);
+        const float w =
+            (odd ? u[i][0] : 1 - u[i][0]) * (k & 2 ? u[i][1] : 1 - u[i][1]) * (k & 1 ? u[i][2] : 1 - u[i][2]);
+#pragma unroll
+        for (int v = 0; v < V; ++v) sum[i][v] += w * float(values.v[v]);
+      }
+    Vec<__half, V> out;
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      out.v[v] = __half((odd ? sum[1][v] : sum[0][v]) + __shfl_xor_sync(FULL_MASK, odd ? sum[0][v] : sum[1][v], 1));
+    return out;
   }
+};
+
+// The features of this lane's point on all levels, to its row; several levels are loaded before the first is used.
+template <int V>
+__device__ __forceinline__ void encode(const RenderArguments& a, const float (&own)[3], int n_dense, __half* row) {
+  constexpr int TOGETHER = 4 / V;
+  const bool odd = threadIdx.x % 2;
+  const int n_levels = a.levels.n_levels;
+  float point[2][3];
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const float w = (k & 4 ? u[0] : 1 - u[0]) * (k & 2 ? u[1] : 1 - u[1]) * (k & 1 ? u[2] : 1 - u[2]);
-#pragma unroll
-    for (int v = 0; v < V; ++v) sum[k >> 2][v] += w * float(corner[k].v[v]);
+  for (int axis = 0; axis < 3; ++axis) {
+    const float other = __shfl_xor_sync(FULL_MASK, own[axis], 1);
+    point[0][axis] = odd ? other : own[axis], point[1][axis] = odd ? own[axis] : other;
   }
-  Vec<__half, V> out;
+#pragma unroll 1
+  for (int first = 0; first < n_levels; first += TOGETHER) {
+    Corners<V> corners[TOGETHER];
 #pragma unroll
-  for (int v = 0; v < V; ++v) out.v[v] = __half(sum[0][v] + sum[1][v]);
-  return out;
+    for (int j = 0; j < TOGETHER; ++j) {
+      const int l = min(first + j, n_levels - 1);
+      corners[j].load(point, odd, l >= n_dense, a.table, a.levels.first_row[l], a.levels.resolution[l],
+                      a.levels.max_entries);
+    }
+#pragma unroll
+    for (int j = 0; j < TOGETHER; ++j) {
+      const Vec<__half, V> features = corners[j].features(odd);
+      if (first + j < n_levels) reinterpret_cast<Vec<__half, V>*>(row)[first + j] = features;
+    }
+  }
 }
 
-// The features of this lane's point on all levels, to its row.
-template <int V>
-__device__ __forceinline__ void encode(const RenderArguments& a, const float (&point)[3], int n_dense, __half* row) {
-  using Features = Vec<__half, V>;
-  const auto* table = static_cast<const Features*>(a.table);
-  auto* to = reinterpret_cast<Features*>(row);
-  const auto level = [&](auto hashed, int l) {
-    to[l] = encode_level<V, hashed.value>(point, table + a.levels.first_row[l], a.levels.resolution[l],
-                                          a.levels.max_entries - 1);
-  };
-  int l = 0;
-#pragma unroll 2
-  for (; l < n_dense; ++l) level(std::false_type(), l);
-#pragma unroll 2
-  for (; l < a.levels.n_levels; ++l) level(std::true_type(), l);
+__device__ __forceinline__ void copy_row(const __half* from, __half* to, int width) {  // a multiple of 8
+#pragma unroll 1
+  for (int i = 0; i < width; i += 8) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
 }
 
 __device__ __forceinline__ void store_harmonics(const float* direction, __half* row) {
@@ -228,10 +252,12 @@ __device__ __forceinline__ void convolve(const __half* features, int rows, const
                                          int count, __half* to) {
   const int begin = max(s.lag - n, 0), end = min(s.lag + count - n, s.taps);  // taps within the ray
   const int first = (n - s.lag + begin) % s.taps;                             // row of the first of them
+#pragma unroll 1
   for (int c = 0; c < s.channels; c += 8) {
     float sum[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] = taps[s.taps * s.channels + c + i];
+#pragma unroll 1
     for (int tap = begin, row = first; tap < end; ++tap, row = row + 1 < s.taps ? row + 1 : 0) {
       float value[8];
       load(features + row * rows + c, value);
@@ -247,6 +273,7 @@ __device__ __forceinline__ void convolve(const __half* features, int rows, const
 template <int N>
 __device__ __forceinline__ void add_rows(float (&sum)[N][4], unsigned row, int width, const __half* weight, int stride,
                                          int column) {
+#pragma unroll 1
   for (int k = 0; k < width; k += 16) {
     unsigned left[4];
     ldmatrix<false>(row + (k + threadIdx.x % 32 / 16 * 8) * 2, left);
@@ -259,38 +286,38 @@ __device__ __forceinline__ void add_rows(float (&sum)[N][4], unsigned row, int w
   }
 }
 
-// result [16, OUT] of a layer of hidden units in front of its ReLU, `sum`, and what is behind.
-__device__ __forceinline__ void last_layer(const float (&sum)[RENDER_WIDEST / 8][4], const unsigned char* weight,
-                                           const unsigned char* bias, float (&result)[OUT / 8][4]) {
+// result [16, OUT] of the hidden units whose sums in front of the ReLU are given.
+__device__ __forceinline__ void last_layer(const unsigned char* shared, const LayerPart& layer,
+                                           const float (&sum)[RENDER_WIDEST / 8][4], float (&result)[OUT / 8][4]) {
   RowFragments<__half, RENDER_WIDEST> hidden;
   hidden.from_sums(sum, relu);
-  start_with(result, reinterpret_cast<const float*>(bias));
-  apply(result, hidden, reinterpret_cast<const __half*>(weight), HIDDEN_STRIDE);
+  layer.start(shared, result);
+  apply(result, hidden, layer.weight_in(shared), HIDDEN_STRIDE);
 }
 
 // Geometry features [16, GEOMETRY], in front of the rounding to half, of 16 rows of features, as in add_rows.
 __device__ __forceinline__ void density_net(const unsigned char* shared, const Sizes& s, const BlockParts& at,
                                             unsigned row, float (&result)[OUT / 8][4]) {
   float sum[RENDER_WIDEST / 8][4];
-  start_with(sum, reinterpret_cast<const float*>(shared + at.bias_density_in));
-  add_rows(sum, row, s.channels, reinterpret_cast<const __half*>(shared + at.density_in), s.feature_stride(), 0);
-  last_layer(sum, shared + at.density_out, shared + at.bias_density_out, result);
+  at.density_in.start(shared, sum);
+  add_rows(sum, row, s.channels, at.density_in.weight_in(shared), s.feature_stride(), 0);
+  last_layer(shared, at.density_out, sum, result);
 }
 
 // Colors [16, 3 of OUT] in front of the sigmoid of 16 rows of the queue and of their rays' harmonics.
 __device__ __forceinline__ void color_net(const unsigned char* shared, const Sizes& s, const BlockParts& at,
                                           unsigned row, unsigned harmonics, float (&result)[OUT / 8][4]) {
-  const auto* in = reinterpret_cast<const __half*>(shared + at.color_in);
+  const __half* in = at.color_in.weight_in(shared);
   float sum[RENDER_WIDEST / 8][4];
-  start_with(sum, reinterpret_cast<const float*>(shared + at.bias_color_in));
+  at.color_in.start(shared, sum);
   add_rows(sum, row, GEOMETRY, in, s.color_stride(), 0);
   add_rows(sum, harmonics, HARMONICS, in, s.color_stride(), GEOMETRY);
   add_rows(sum, row + GEOMETRY * 2, s.context, in, s.color_stride(), GEOMETRY + HARMONICS);
   RowFragments<__half, RENDER_WIDEST> hidden;
   hidden.from_sums(sum, relu);
-  start_with(sum, reinterpret_cast<const float*>(shared + at.bias_color_middle));
-  apply(sum, hidden, reinterpret_cast<const __half*>(shared + at.color_middle), HIDDEN_STRIDE);
-  last_layer(sum, shared + at.color_out, shared + at.bias_color_out, result);
+  at.color_middle.start(shared, sum);
+  apply(sum, hidden, at.color_middle.weight_in(shared), HIDDEN_STRIDE);
+  last_layer(shared, at.color_out, sum, result);
 }
 
 // The LLTM's state of the 32 rays of a warp.
@@ -314,9 +341,9 @@ struct RayStates {
   __device__ __forceinline__ void step(int m, unsigned rays, const unsigned char* shared, const Sizes& s,
                                        const BlockParts& at, unsigned row) {
     const int g = threadIdx.x % 32 / 4;
-    const auto* weight = reinterpret_cast<const __half*>(shared + at.gates);
+    const __half* weight = at.gates.weight_in(shared);
     float sum[GATES / 8][4], out[RAY_STATE / 8][4];
-    start_with(sum, reinterpret_cast<const float*>(shared + at.bias_gates));
+    at.gates.start(shared, sum);
     apply(sum, h[m], weight, s.gate_stride());
     add_rows(sum, row, s.channels, weight, s.gate_stride(), RAY_STATE);
 #pragma unroll

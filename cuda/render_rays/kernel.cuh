@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Persistent warps. A lane has a ray, and takes the next one that no lane has when it is done; its samples are taken
-// near to far, one in each round of the warp:
-//
-//   refill   lanes without a ray take one
-//   march    each lane to its next interval in an occupied cell
-//   density  features and the density network, of 32 samples together
-//   keep     samples of an opacity that counts, until the ray's light is used up
-//   context  of a sample that is kept, when the `lag` behind it are known: convolution, LLTM; then it waits in a queue
-//   color    the color network, of every 16 samples in the queue; its ray's lane adds them up, near to far
-//
-// What a lane computes depends on its ray alone, whatever the lanes beside it do.
+// near to far, one in each round of the warp, as in the picture in NOTES.md. What a lane computes depends on its ray
+// alone, whatever the lanes beside it do.
 
 #pragma once
 
@@ -30,8 +22,6 @@ struct RenderPlan {
   Coarse coarse;
   unsigned* next_ray;  // [1] that no lane has taken
 };
-
-__device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 // V: features of a level; LLTM: whether there is one.
 template <int V, bool LLTM>
@@ -56,6 +46,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
   auto* owners = reinterpret_cast<int*>(mine + part.owners);
   const auto* taps = reinterpret_cast<const float*>(shared + block.taps);
   const int feature_rows = 32 * s.feature_stride(), geometry_rows = 32 * SHORT_STRIDE;  // from one sample to the next
+  const auto sigmoid = [](float x) { return 1 / (1 + expf(-float(__half(x)))); };       // of what the network gives
   const float threshold = *a.threshold;
   const unsigned lower = (1u << lane) - 1;
 
@@ -79,7 +70,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
       }
       if (ray >= 0 && !open && sent == kept && !own) {
         write_pixel(a, ray, seen);
-        ray = -1;
+        ray = -1, kept = sent = 0;
       }
       idle = __ballot_sync(FULL_MASK, ray < 0);
       if (more && __popc(idle) >= REFILL) {
@@ -91,7 +82,6 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
         if (ray < 0 && index < unsigned(a.march.n_rays)) {
           ray = int(index);
           open = begin(marcher, a.march, ray) && a.limit > 0;
-          kept = sent = 0;
           seen = Seen{};
           if (open)
             store_harmonics((const float*)a.march.directions + 3 * int64_t(ray), harmonics + lane * SHORT_STRIDE);
@@ -107,52 +97,70 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
       const unsigned nears = __ballot_sync(FULL_MASK, near), aways = __ballot_sync(FULL_MASK, looks && !near);
       if (__popc(nears) >= __popc(aways)) {
         if (near) look_up(marcher, a.march);
-      } else {
-        if (looks && !near) approach(marcher, a.march, plan.coarse);
+      } else if (looks && !near) {
+        approach(marcher, a.march, plan.coarse);
       }
     }
     if (idle == FULL_MASK) return;
 
-    // ---- density ----
-    bool keeps = false;
-    const bool found = marcher.window != 0;
-    if (__ballot_sync(FULL_MASK, found)) {
-      const int feature_row = kept % s.taps * feature_rows, geometry_row = kept % (s.lag + 1) * geometry_rows;
-      float2 ends = make_float2(0, 0);
+    // ---- density: of the next sample of each ray, and of as many more as there are lanes without a ray ----
+    const unsigned found = __ballot_sync(FULL_MASK, marcher.window != 0);
+    const int more_each = found ? min(__popc(idle) / __popc(found), WINDOW - 1) : 0;
+    const int feature_row = kept % s.taps * feature_rows, geometry_row = kept % (s.lag + 1) * geometry_rows;
+    if (found) {
+      int of = lane, skipped = 0;  // the lane of the ray; samples of it that other lanes take
+      const int rank = __popc(idle & lower);
+      if (ray < 0 && rank < more_each * __popc(found))
+        of = __fns(found, 0, rank / more_each + 1), skipped = rank % more_each + 1;
+      unsigned window = __shfl_sync(FULL_MASK, marcher.window, of);
+      const int base = __shfl_sync(FULL_MASK, marcher.base, of), number = __shfl_sync(FULL_MASK, ray, of);
+      const float start = __shfl_sync(FULL_MASK, marcher.start, of);
+      for (; skipped; --skipped) window &= window - 1;
       float point[3] = {};
-      if (found) {
-        ends = take_interval(marcher, a.march);
-        unit_position(a.march, ray, ends, point);
-      }
+      if (window) unit_position(a.march, number, ends_of(a.march, start, base + __ffs(window) - 1), point);
       encode<V>(a, point, s.n_dense, features + feature_row);
       __syncwarp();
       const unsigned row = shared_address(features + feature_row);
-#pragma unroll
+#pragma unroll 1
       for (int m = 0; m < 2; ++m) {
         float result[OUT / 8][4];
         density_net(shared, s, block, __shfl_sync(FULL_MASK, row, 16 * m + lane % 16), result);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int of = 16 * m + g + 8 * r;  // the lane of the row
-          __half* to = geometry + __shfl_sync(FULL_MASK, geometry_row, of) + (of - lane) * SHORT_STRIDE + 2 * t;
+          const int at = 16 * m + g + 8 * r;  // the lane of the row
+          __half* to = geometry + __shfl_sync(FULL_MASK, geometry_row, at) + (at - lane) * SHORT_STRIDE + 2 * t;
           *reinterpret_cast<unsigned*>(to) = pack<__half>(result[0][2 * r], result[0][2 * r + 1]);
           *reinterpret_cast<unsigned*>(to + 8) = pack<__half>(result[1][2 * r], result[1][2 * r + 1]);
         }
       }
       __syncwarp();
-      if (found) {  // NaN is kept, as it has to be seen
-        const float log_density = float(geometry[geometry_row]) + a.density_bias;
+    }
+
+    for (int turn = 0; turn <= more_each; ++turn) {
+      // ---- keep: a sample of each ray, near to far ----
+      bool keeps = false;
+      if (marcher.window != 0) {
+        const int by =
+            turn == 0 ? lane : __fns(idle, 0, __popc(found & lower) * more_each + turn);  // whose rows it has
+        const __half* of_sample = geometry + (turn == 0 ? geometry_row : (by - lane) * SHORT_STRIDE);
+        const float2 ends = ends_of(a.march, marcher.start, marcher.base + __ffs(marcher.window) - 1);
+        const float log_density = float(of_sample[0]) + a.density_bias;
         const float density = expf(log_density > MAX_LOG_DENSITY ? MAX_LOG_DENSITY : log_density);
-        keeps = !(-expm1f(-density * (ends.y - ends.x)) < threshold);
-        if (keeps) weights[kept++ % (s.lag + 1) * 32] = seen.add(density, ends);
+        marcher.window &= marcher.window - 1;
+        keeps = !(-expm1f(-density * (ends.y - ends.x)) < threshold);  // also NaN, as it has to be seen
+        if (keeps) {
+          if (turn > 0) {
+            copy_row(features + (by - lane) * s.feature_stride(), features + kept % s.taps * feature_rows, s.channels);
+            copy_row(of_sample, geometry + kept % (s.lag + 1) * geometry_rows, GEOMETRY);
+          }
+          weights[kept++ % (s.lag + 1) * 32] = seen.add(density, ends);
+        }
         const float tau = density * (ends.y - ends.x), most = CompositeLimits<float>::max_thickness;
         seen.stopped += tau > most ? most : tau;
         if (!(seen.stopped < a.limit)) open = false, marcher.window = marcher.ahead = 0;
       }
-    }
 
-    do {
-      // ---- context: a sample of each ray that has one to send; what is left of rays that have ended, at once ----
+      // ---- context: a sample of each ray that has one to send ----
       const bool sends = keeps ? kept - sent > s.lag : ray >= 0 && !open && sent < kept;
       const unsigned sending = __ballot_sync(FULL_MASK, sends);
       if (sending) {
@@ -162,8 +170,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
           own |= 1ull << at;
           owners[place] = lane;
           waiting[place] = weights[sent % (s.lag + 1) * 32];
-          const auto* from = reinterpret_cast<const uint4*>(geometry + sent % (s.lag + 1) * geometry_rows);
-          reinterpret_cast<uint4*>(row)[0] = from[0], reinterpret_cast<uint4*>(row)[1] = from[1];
+          copy_row(geometry + sent % (s.lag + 1) * geometry_rows, row, GEOMETRY);
           if (s.context) convolve(features, feature_rows, s, taps, sent, kept, row + GEOMETRY);
           ++sent;
         }
@@ -200,8 +207,8 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {  // [3] float32, over what the sample's row held
           auto* to = reinterpret_cast<float*>(queue + (head + g + 8 * r) % QUEUE * s.queue_stride()) + 2 * t;
-          if (t < 2) to[0] = sigmoid(float(__half(result[0][2 * r])));
-          if (t < 1) to[1] = sigmoid(float(__half(result[0][2 * r + 1])));
+          if (t < 2) to[0] = sigmoid(result[0][2 * r]);
+          if (t < 1) to[1] = sigmoid(result[0][2 * r + 1]);
         }
         __syncwarp();
         for (unsigned samples = unsigned(own) & ((1u << TILE) - 1); samples; samples &= samples - 1) {
@@ -216,8 +223,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
         head = (head + TILE) % QUEUE;
         count = max(count - TILE, 0);
       }
-      keeps = false;
-    } while (__ballot_sync(FULL_MASK, ray >= 0 && !open && sent < kept));
+    }
   }
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ray of a lane: from one interval in an occupied cell to the next, past blocks without any, and what has been seen
-// so far. The intervals and their cells are those of the op march, bit for bit.
+// The ray of a lane: intervals in occupied cells, which are those of the op march, bit for bit, and what has been seen.
 
 #pragma once
 
 #include "composite/args.h"
 #include "march/growing_steps.cuh"
+#include "march/wide.cuh"
 #include "render_rays/args.h"
 
 namespace nerfkit {
@@ -13,50 +13,22 @@ namespace {
 
 constexpr int WINDOW = 8;                            // intervals that are looked up at a time
 constexpr int FIRST_SPAN = 16, MAX_SPAN = 64;        // intervals of a probe with t_edges: at first, at most
-constexpr int FINE_STEPS = 4;                        // probes of the fine grid before the next one of the wide grid
 constexpr float PROBED = float(BLOCK / 2) * 0.999f;  // cells around a probe that it covers
-
-// The coarse grid of march, and one of wide entries in the same way, of blocks of WIDE times as many cells along a
-// side.
-struct Coarse {
-  CoarseGrid fine, wide;
-};
-constexpr int WIDE = 4;
-
-// Whether a cell within PROBED, times WIDE, of a point may be occupied; the point in cells.
-template <int SCALE>
-__device__ __forceinline__ bool probe(const Coarse& coarse, const float (&point)[3]) {
-  const CoarseGrid& grid = SCALE == 1 ? coarse.fine : coarse.wide;
-  uint32_t at[3];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis)
-    at[axis] = min(floor_saturated(point[axis] * (1.f / (BLOCK * SCALE)) + 0.5f), uint32_t(grid.blocks[axis]));
-  return grid.any[(at[0] * (grid.blocks[1] + 1) + at[1]) * (grid.blocks[2] + 1) + at[2]];
-}
 
 // Where a lane is on its ray.
 struct Marcher {
-  float o[3], d[3];  // in cells of the box; with t_edges in half sides of the box
-  union {
-    float start;     // distance of the first middle
-    float farthest;  // with t_edges: largest coordinate of o
-  };
-  union {
-    float leave;  // distance of the end
-    float speed;  // largest coordinate of d
-  };
-  float moment;    // with t_edges, as in ContractedRay
-  int next;        // interval, the first that is not looked up
-  int near_until;  // up to this one, cells have to be looked up
-  int span;        // intervals that a probe of the fine grid passes; 0: it covers none
-  union {
-    int wide_span;   // the same of the wide grid
-    int fine_steps;  // with t_edges, where a probe of the wide grid has WIDE times `span`: how many before that
-  };
+  float o[3], d[3];       // in cells of the box; with t_edges in half sides of the box
+  float start, leave;     // distances of the first middle and of the end
+  float farthest, speed;  // with t_edges instead of these, as in ContractedRay
+  float moment;           // with t_edges, as in ContractedRay
+  int next, base;         // intervals: the first that is not looked up; the first of the window
+  int near_until;         // up to this one, cells have to be looked up
+  int span;               // intervals that a probe of the fine grid passes; 0: it covers none
+  int wide_span;          // the same of the wide grid
+  int fine_steps;   // with t_edges, where one of the wide grid has WIDE times `span`: probes of the fine grid before it
   unsigned window;  // occupied intervals of the WINDOW from `base` on
-  int base;
-  unsigned ahead;  // the same of those in front of `next`, for when the window is empty
-  bool at_end;     // of the ray
+  unsigned ahead;   // the same of those in front of `next`, for when the window is empty
+  bool at_end;      // of the ray
 
   __device__ __forceinline__ ContractedRay<float> contracted(const MarchGrid& grid) const {
     const int most = max(grid.cells[0], max(grid.cells[1], grid.cells[2]));
@@ -71,9 +43,8 @@ struct Marcher {
   }
 };
 
-__device__ __forceinline__ GrowingSteps<float> edges_of(const MarchArguments& in) {
-  return {(const float*)in.t_edges, in.n_intervals};
-}
+// Distance at which interval k of t_edges begins.
+__device__ __forceinline__ float edge(const MarchArguments& in, int k) { return __ldg((const float*)in.t_edges + k); }
 __device__ __forceinline__ Steps<float> steps_of(const MarchArguments& in) {
   return {float(in.limits.step), float(in.limits.step / 2)};
 }
@@ -114,24 +85,24 @@ __device__ __forceinline__ bool begin(Marcher& m, const MarchArguments& in, int 
 // of a probe that finds nothing, or else says up to where cells have to be looked up.
 __device__ __forceinline__ void approach(Marcher& m, const MarchArguments& in, const Coarse& coarse) {
   if (in.t_edges) {
-    const GrowingSteps<float> t_edges = edges_of(in);
-    m.at_end = m.next >= t_edges.n_intervals;
+    m.at_end = m.next >= in.n_intervals;
     if (m.at_end) return;
     const bool is_wide = m.fine_steps == 0;
-    const int end = min(m.next + (is_wide ? WIDE : 1) * m.span, t_edges.n_intervals);
-    const Segment<float> part =
-        segment(m.contracted(in.grid), in.grid, t_edges.middle(0.f, m.next), t_edges.middle(0.f, end - 1));
+    const int end = min(m.next + (is_wide ? WIDE : 1) * m.span, in.n_intervals);
+    const float first = (edge(in, m.next) + edge(in, m.next + 1)) * 0.5f,
+                last = (edge(in, end - 1) + edge(in, end)) * 0.5f;
+    const Segment<float> part = segment(m.contracted(in.grid), in.grid, first, last);
     const float probed = (is_wide ? WIDE : 1) * PROBED;
     if (!(part.reach <= probed)) {  // the probe covers too little: fewer intervals
       if (m.span > WINDOW)
         m.span /= 2;
       else if (is_wide)
-        m.fine_steps = FINE_STEPS;
+        m.fine_steps = WIDE;
       else
         m.near_until = end;
     } else if (is_wide ? probe<WIDE>(coarse, part.at) : probe<1>(coarse, part.at)) {
       if (!is_wide) m.near_until = end;
-      m.fine_steps = FINE_STEPS;
+      m.fine_steps = WIDE;
     } else {
       m.next = end;
       if (part.reach <= probed / 2) m.span = min(2 * m.span, MAX_SPAN);
@@ -142,47 +113,54 @@ __device__ __forceinline__ void approach(Marcher& m, const MarchArguments& in, c
   const Steps<float> steps = steps_of(in);
   m.at_end = !(m.start + float(m.next) * steps.step < m.leave);
   if (m.at_end) return;
-  const auto finds = [&](auto wide, int span) {
+  const auto finds = [&](auto wide, int span) {  // at the middle of the next ones
     const float t = m.start + (float(m.next) + 0.5f * float(span - 1)) * steps.step;
     const float at[3] = {m.o[0] + m.d[0] * t, m.o[1] + m.d[1] * t, m.o[2] + m.d[2] * t};
-    return probe<wide.value>(coarse, at);
+    return span == 0 || probe<wide.value>(coarse, at);
   };
-  if (m.wide_span && !finds(std::integral_constant<int, WIDE>(), m.wide_span))
-    m.next += m.wide_span;
-  else if (m.span && !finds(std::integral_constant<int, 1>(), m.span))
-    m.next += m.span;
-  else
+  const bool wide = finds(std::integral_constant<int, WIDE>(), m.wide_span),
+             fine = finds(std::integral_constant<int, 1>(), m.span);
+  if (wide && fine)
     m.near_until = m.next + max(m.span, 1);
-}
-
-// The other looks up the next WINDOW intervals.
-template <bool INSIDE, class Ray, class Spacing>
-__device__ __forceinline__ unsigned occupied(const Ray& ray, const MarchGrid& grid, const Spacing& spacing, int first) {
-  const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(grid.occupancy);
-  Interval at[WINDOW];
-  unsigned found = 0;
-#pragma unroll
-  for (int i = 0; i < WINDOW; ++i) at[i] = interval<INSIDE>(ray, grid, spacing, float(first + i));
-#pragma unroll
-  for (int i = 0; i < WINDOW; ++i) found |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << i;
-  return found;
-}
-
-__device__ __forceinline__ void look_up(Marcher& m, const MarchArguments& in) {
-  if (in.t_edges)
-    m.ahead = occupied<true>(ContractedTileRay<float>{m.contracted(in.grid), 0}, in.grid, edges_of(in), m.next);
   else
-    m.ahead = occupied<false>(m.in_box(), in.grid, steps_of(in), m.next);
-  m.next += WINDOW;
+    m.next += wide ? m.span : m.wide_span;
 }
 
-// Takes the next occupied interval out of the window: where it begins and ends.
-__device__ __forceinline__ float2 take_interval(Marcher& m, const MarchArguments& in) {
-  const int k = m.base + __ffs(m.window) - 1;
-  m.window &= m.window - 1;
-  if (in.t_edges) return make_float2(edges_of(in).end(0.f, k), edges_of(in).end(0.f, k + 1));
+// The other looks up the next WINDOW intervals, a few together.
+__device__ __forceinline__ void look_up(Marcher& m, const MarchArguments& in) {
+  constexpr int TOGETHER = WINDOW / 2;
+  const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(in.grid.occupancy);
+  m.ahead = 0;
+#pragma unroll 1
+  for (int first = 0; first < WINDOW; first += TOGETHER) {
+    Interval at[TOGETHER];
+    if (in.t_edges) {
+      const ContractedRay<float> ray = m.contracted(in.grid);
+      float edges[TOGETHER + 1];
+#pragma unroll
+      for (int i = 0; i <= TOGETHER; ++i) edges[i] = edge(in, min(m.next + i, in.n_intervals));
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) {
+        at[i] = interval_at(ray, in.grid, (edges[i] + edges[i + 1]) * 0.5f);
+        at[i].valid = at[i].valid && m.next + i < in.n_intervals;
+      }
+    } else {
+      const TileRay<float> ray = m.in_box();
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) at[i] = interval<false>(ray, in.grid, steps_of(in), float(m.next + i));
+    }
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i)
+      m.ahead |= unsigned(__ldg(occupancy + at[i].cell) != 0 && at[i].valid) << (first + i);
+    m.next += TOGETHER;
+  }
+}
+
+// Where interval k of a ray begins and ends; start as in Marcher.
+__device__ __forceinline__ float2 ends_of(const MarchArguments& in, float start, int k) {
+  if (in.t_edges) return make_float2(edge(in, k), edge(in, k + 1));
   const Steps<float> steps = steps_of(in);
-  const float t = m.start + float(k) * steps.step;
+  const float t = start + float(k) * steps.step;
   return make_float2(t - steps.half, t + steps.half);
 }
 

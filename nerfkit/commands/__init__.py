@@ -180,11 +180,10 @@ class Harmless:
         return getattr(self.stream, name)
 
 
-class Lines:
+class Lines(Harmless):
     """A stream that is no terminal, in which each state of a progress bar is a line."""
 
-    def __init__(self, stream: TextIO):
-        self.stream, self.after_state = stream, False
+    after_state = False
 
     def write(self, text: str) -> int:
         if text:
@@ -194,9 +193,6 @@ class Lines:
                 self.stream.write(line)
             self.after_state = is_state
         return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
 
 class StopSignals:
@@ -218,7 +214,6 @@ class StopSignals:
             signal.signal(number, handler)
 
     def arrived(self) -> bool:
-        """Whether a signal has arrived."""
         return self.number is not None
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

@@ -25,7 +25,6 @@ EXTRAS = (  # name, a module that it brings, what it is for
 
 
 def report() -> tuple[list[str], bool]:
-    """Lines to print, and whether training works here."""
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = "cuda" if n_gpus else "cpu"
     lines = [
@@ -120,8 +119,7 @@ def _trains(device: str) -> str | None:
     try:
         renderer = Renderer(config).to(device)
         rays = Rays(torch.zeros(4, 3, device=device), torch.eye(3, device=device)[[0, 1, 2, 0]])
-        rendering = renderer(rays, torch.ones(3, device=device))
-        rendering.color.sum().backward()
+        renderer(rays, torch.ones(3, device=device)).color.sum().backward()
     except (RuntimeError, ValueError, TypeError) as error:
         return str(error)
     return None

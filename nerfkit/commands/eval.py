@@ -42,24 +42,22 @@ def main(options: EvalOptions, processes: Processes = SINGLE_PROCESS) -> int:
         known = " or ".join(scene.views)
         raise SceneError(f"the scene '{scene.name}' has no {split!r} views with images; use --split {known}")
     views = scene.split(split)
-    differences = scene_differences(run.scene, describe(scene), (config.eval.split,))
+    differences = scene_differences(run.scene, describe(scene), (split,))
     other = scene.name if differences else ""
     if other:
         print(f"{scene.name} is not the scene that the run was trained on ({differences[0]})")
     metrics = evaluate(run.model, config, views, run.state, folder, run.device, other, processes)
-    print(f"{metrics['n_views']} {config.eval.split} views: {in_one_line(metrics)}")
-    scores = scores_file(folder.path, config.eval.split, other)
-    print(f"per view and protocol: {scores}")
-    print(where_compared(metrics, folder.path, config.eval.split, other))
+    print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
+    print(f"per view and protocol: {scores_file(folder.path, split, other)}")
+    print(where_compared(metrics, folder.path, split, other))
     return 0
 
 
 def where_compared(metrics: dict[str, Any], run: Path, split: str, other_scene: str = "") -> str:
     """A line on where `evaluate` put the images of truth, render and error, and what gives those of all views."""
     n, n_views = metrics["comparisons"], metrics["n_views"]
-    saved = (
-        f"truth, render and error of {n} views: {run / score_name(split, other_scene)}" if n else "no image is saved"
-    )
+    images = run / score_name(split, other_scene)
+    saved = f"truth, render and error of {n} views: {images}" if n else "no image is saved"
     return saved if n == n_views else f"{saved}; for all of them: {command_line('eval', run)} --comparison_images -1"
 
 

@@ -17,38 +17,18 @@ from msgspec import to_builtins
 from tqdm import tqdm
 
 from nerfkit.commands import command_line
+from nerfkit.commands import options as cli
 from nerfkit.commands.eval import find_scene
-from nerfkit.commands.options import (
-    LEVEL,
-    CamerasOptions,
-    DepthOptions,
-    ExportOptions,
-    GeometryOptions,
-    MeshOptions,
-    PointsOptions,
-    SplatsOptions,
-    WebOptions,
-)
 from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
 from nerfkit.data.scene import Views as Images
 from nerfkit.data.scene_transform.transform import SceneTransform, corner_text
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
-from nerfkit.export import cameras, mesh, points, scale, texture, webfield
+from nerfkit.export import cameras, mesh, points, scale, texture, webfield, writing
 from nerfkit.export.distil import distilled
 from nerfkit.export.grid import BLOCK, Grid, domain
 from nerfkit.export.views import Views
-from nerfkit.export.writing import (
-    IMAGE_FORMATS,
-    EmptyError,
-    Output,
-    OutputFolder,
-    Work,
-    image_bytes,
-    in_files,
-    optional,
-)
 from nerfkit.metrics import psnr
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer, duration
@@ -63,8 +43,8 @@ COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
-def main(options: ExportOptions) -> int:
-    if isinstance(options, MeshOptions) and options.source == "depth" and options.level != LEVEL:
+def main(options: cli.ExportOptions) -> int:
+    if isinstance(options, cli.MeshOptions) and options.source == "depth" and options.level != cli.LEVEL:
         raise UserError(f"--level {options.level:g} is for --from density; leave it out with --from depth")
     run = load_run(options.run, options.device, options.module, options.ops)
     began = time.perf_counter()
@@ -73,19 +53,19 @@ def main(options: ExportOptions) -> int:
     return 0
 
 
-def target_transform(run: Run, options: ExportOptions) -> SceneTransform | None:
+def target_transform(run: Run, options: cli.ExportOptions) -> SceneTransform | None:
     """The frame whose inverse leads to the wanted coordinates; None where these are the model's."""
     return run.transform if options.frame == "files" else None
 
 
 def opened(
-    run: Run, options: GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
-) -> tuple[Output, Crop | None, scale.Scale | None]:
+    run: Run, options: cli.GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
+) -> tuple[writing.Output, Crop | None, scale.Scale | None]:
     """Where an export of geometry goes, and the crop and scale of the options, or else the run's."""
     is_model = options.frame == "model"
     if is_model and (options.scale or options.measure):
         raise UserError("--scale and --measure are of the scene's files; leave out --frame model")
-    output = Output(run.folder, options.out, name, formats, known)
+    output = writing.Output(run.folder, options.out, name, formats, known)
     output.check(options.overwrite)
     unit = None if is_model else scale.scale_of(run, options.scale, options.measure)
     if options.crop is None:
@@ -106,7 +86,7 @@ def opened(
 
 
 def about(
-    run: Run, options: ExportOptions, cut: Crop | None, unit: scale.Scale | None = None, **more: Any
+    run: Run, options: cli.ExportOptions, cut: Crop | None, unit: scale.Scale | None = None, **more: Any
 ) -> dict[str, Any]:
     """What the JSON beside an output says; `cut` and `unit` are what it was made with, whatever the run has now."""
     matrix = np.eye(4) if run.transform is None else run.transform.matrix()
@@ -127,7 +107,7 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
     return {"step": run.state["step"], "seconds": run.state["seconds"], "scene": run.scene.name, **more}
 
 
-def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
+def where(run: Run, options: cli.GeometryOptions, cut: Crop | None) -> str:
     """Advice for a crop in which nothing is."""
     transform = target_transform(run, options)
     eyes = run.cameras("train").positions.double().cpu().numpy()
@@ -138,17 +118,13 @@ def where(run: Run, options: GeometryOptions, cut: Crop | None) -> str:
     )
 
 
-def export_mesh(run: Run, options: MeshOptions) -> None:
-    """Write a mesh."""
+def export_mesh(run: Run, options: cli.MeshOptions) -> None:
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
-    formats = (
-        chosen("--formats" + " (without --texture)" * (not options.texture), options.formats, known)
-        if options.formats
-        else ()
-    )
+    asked = "--formats" if options.texture else "--formats (without --texture)"
+    formats = chosen(asked, options.formats, known) if options.formats else ()
     size = options.texture
     for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
-        optional(module, "this mesh")  # said before minutes of work
+        writing.optional(module, "this mesh")  # said before minutes of work
     if 0 < size < texture.SMALLEST:
         raise UserError(f"--texture must be 0 or from {texture.SMALLEST} to 16384, got {size}")
     for device in {run.device, torch.device("cpu")}:  # both hold a part of it
@@ -158,7 +134,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
     image_of = ImageRenderer(run.model, run.background)
-    with Work(output.file(output.formats[0]), key(run, **settings)) as work:
+    with writing.Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
         images = photos(run) if size else None
         print(f"this takes about {duration(mesh_seconds(run, options, views))}")
@@ -169,11 +145,11 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             source = mesh.DepthField(views, run.device)
         try:
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
-        except EmptyError as error:
+        except writing.EmptyError as error:
             other = "take --from depth, " if options.source == "density" else ""
-            raise EmptyError(f"{error}; {other}lower --level, or {where(run, options, cut)}") from None
+            raise writing.EmptyError(f"{error}; {other}lower --level, or {where(run, options, cut)}") from None
         if not len(shape.faces):
-            raise EmptyError(f"no surface lies in the crop; {where(run, options, cut)}")
+            raise writing.EmptyError(f"no surface lies in the crop; {where(run, options, cut)}")
         views.render()
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
         if not len(shape.faces):
@@ -221,7 +197,7 @@ def photos(run: Run) -> Images | None:
     return replace(images, cameras=replace(images.cameras, camera_to_world=stand))
 
 
-def mesh_seconds(run: Run, options: MeshOptions, views: Views) -> float:
+def mesh_seconds(run: Run, options: cli.MeshOptions, views: Views) -> float:
     """About how long a mesh takes: a few rays are rendered, the rest is counted."""
     sizes = [math.prod(camera.size(0)) for camera in views.cameras]
     for _ in range(2):  # the first call takes longer, the second is timed
@@ -232,16 +208,15 @@ def mesh_seconds(run: Run, options: MeshOptions, views: Views) -> float:
     return seconds + points / POINTS_A_SECOND[run.device.type]
 
 
-def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
-    """Write points, or splats."""
-    name = "splats" if isinstance(options, SplatsOptions) else "points"
+def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> None:
+    name = "splats" if isinstance(options, cli.SplatsOptions) else "points"
     output, cut, unit = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
     box = domain(run.model, run.config, cut, run.transform)
     transform = scale.in_metres(target_transform(run, options), unit)
     if name == "splats":
         points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
-    with Work(output.file("ply"), key(run, kind="points")) as work:
+    with writing.Work(output.file("ply"), key(run, kind="points")) as work:
         views = Views(image_of, run.seeing_cameras(), work, None, run.device)
         views.render()
         cloud = points.gather(views, box, cut, options.count).in_files(transform)
@@ -256,8 +231,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
         keep(run, options, unit)
 
 
-def export_cameras(run: Run, options: CamerasOptions) -> None:
-    """Write cameras."""
+def export_cameras(run: Run, options: cli.CamerasOptions) -> None:
     formats = ("auto",) if options.formats == "auto" else chosen("--formats", options.formats, cameras.FORMATS)
     splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
     for split in splits:
@@ -269,7 +243,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     if asked := [format for format in formats if format in refused]:  # before anything is replaced
         raise UserError(f"--formats {asked[0]}: {refused[asked[0]]}; leave {asked[0]} out")
     of = key(run, kind="cameras", formats=formats)
-    output = OutputFolder(run.folder, options.out, "cameras", options.overwrite, of)
+    output = writing.OutputFolder(run.folder, options.out, "cameras", options.overwrite, of)
     if options.formats == "auto":
         for format, why in refused.items():
             print(f"note: {format} is left out: {why}")
@@ -287,14 +261,13 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
         print(f"  the images of the COLMAP model are in {folder}")
 
 
-def export_depth(run: Run, options: DepthOptions) -> None:
-    """Write images of views."""
-    formats = chosen("--formats", options.formats, IMAGE_FORMATS)
+def export_depth(run: Run, options: cli.DepthOptions) -> None:
+    formats = chosen("--formats", options.formats, writing.IMAGE_FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
     stems = file_stems(run.scene.names(options.split))
     asked = {"split": options.split, "formats": formats, "frame": options.frame, "depth": options.depth}
     of = key(run, kind="depth", named="as the views", **asked)  # by number before
-    output = OutputFolder(run.folder, options.out, f"depth_{options.split}", options.overwrite, of)
+    output = writing.OutputFolder(run.folder, options.out, f"depth_{options.split}", options.overwrite, of)
     image_of, on_device = ImageRenderer(run.model, run.background), views.to(run.device)
     depth = "depth_median_z" if options.depth == "median" else "depth_z"
     with output:
@@ -303,15 +276,17 @@ def export_depth(run: Run, options: DepthOptions) -> None:
             if all(output.folder.owns(file) for file in files.values()):
                 continue
             rendered = image_of(on_device, view, ("rgb", "depth", "median_depth", "opacity", "normal"))
-            arrays = in_files({name: value.numpy() for name, value in rendered.items()}, target_transform(run, options))
+            arrays = writing.in_files(
+                {name: value.numpy() for name, value in rendered.items()}, target_transform(run, options)
+            )
             for format, file in files.items():
-                output.folder.write(file, image_bytes(arrays, format, depth))
+                output.folder.write(file, writing.image_bytes(arrays, format, depth))
     listed = [image.name for image in names]
     output.finish(about(run, options, None, counts={"views": len(views)}, views=listed))
     report([output.path], {"views": len(views)})
 
 
-def export_web(run: Run, options: WebOptions) -> None:
+def export_web(run: Run, options: cli.WebOptions) -> None:
     """Write a page, of the run's model or of a smaller one that has learned from it."""
     output, cut, unit = opened(run, options, "web", ("html",), ("html",))
     scene = {
@@ -358,7 +333,6 @@ def web_cost(run: Run, shown: Model) -> str:
 
 
 def report(files: list[Path], counts: dict[str, int]) -> None:
-    """Print what was written, and what was left out of it."""
     texts = {name: f"{number or 'no'} {name.replace('_', ' ')}" for name, number in counts.items()}
     left_out = [texts.pop(name) for name in ("small_parts", "unseen_faces") if name in texts]
     print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))
@@ -366,7 +340,7 @@ def report(files: list[Path], counts: dict[str, int]) -> None:
         print(f"  {file}")
 
 
-def keep(run: Run, options: GeometryOptions, unit: scale.Scale | None) -> None:
+def keep(run: Run, options: cli.GeometryOptions, unit: scale.Scale | None) -> None:
     """Keep the scale of the options, once what was made with it is written; a run that cannot be written loses that."""
     if unit is None or not (options.scale or options.measure):
         return
@@ -378,10 +352,10 @@ def keep(run: Run, options: GeometryOptions, unit: scale.Scale | None) -> None:
 
 
 EXPORTS = {
-    MeshOptions: export_mesh,
-    PointsOptions: export_cloud,
-    CamerasOptions: export_cameras,
-    DepthOptions: export_depth,
-    SplatsOptions: export_cloud,
-    WebOptions: export_web,
+    cli.MeshOptions: export_mesh,
+    cli.PointsOptions: export_cloud,
+    cli.CamerasOptions: export_cameras,
+    cli.DepthOptions: export_depth,
+    cli.SplatsOptions: export_cloud,
+    cli.WebOptions: export_web,
 }

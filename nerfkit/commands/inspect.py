@@ -101,10 +101,8 @@ def without_poses(source: Path, data: DataConfig) -> int:
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
-    for command, what in (
-        ("inspect", "To find and check the poses alone, and save them in DIR"),
-        ("train", "To train with them"),
-    ):
+    todo = {"inspect": "To find and check the poses alone, and save them in DIR", "train": "To train with them"}
+    for command, what in todo.items():
         print(f"{what}:\n  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}")
     return 0
 
@@ -161,7 +159,6 @@ def as_options(data: DataConfig) -> list[str]:
 
 
 def examine(capture: Capture, data: DataConfig) -> Inspection:
-    """What is found of a capture."""
     alpha_masks = data.masks == "alpha"
     candidates = [image for image in capture.images if image.found is not None]
 
@@ -250,7 +247,6 @@ class Inspection:
 
     @property
     def there(self) -> list[tuple[PosedImage, OnDisk]]:
-        """Images that have a readable file."""
         pairs = zip(self.capture.images, self.found, strict=True)
         return [(image, file) for image, file in pairs if file and file.width]
 
@@ -261,7 +257,6 @@ class Inspection:
 
     @property
     def missing(self) -> list[PosedImage]:
-        """Images that have no file."""
         return [image for image, file in zip(self.capture.images, self.found, strict=True) if file is None]
 
     @property
@@ -270,7 +265,6 @@ class Inspection:
         return [file.ignored for _, file in self.there if file.ignored is not None]
 
     def verdict(self) -> list[str]:
-        """What the scene is, whether it is ready, and what to mend, as lines."""
         counts = {split: len(names) for split, names in self.splits.items()}
         about = assemble.sentences(self.capture, [image.lens for image in self.trained], counts, self.transform.kind)
         problems = self.problems()
@@ -278,7 +272,6 @@ class Inspection:
         return [*about, verdict, *(f"- {problem}" for problem in problems)]
 
     def page(self) -> str:
-        """All numbers as text."""
         capture = self.capture
         sections = {
             "capture": [
@@ -297,7 +290,6 @@ class Inspection:
         return "\n".join(f"{title:8} {line}" for title, line in lines)
 
     def drawing(self) -> bytes:
-        """A PNG of the cameras whose images exist."""
         return draw(self.capture.of_images([image for image, _ in self.there]), self.transform, self.splits)
 
     @property
@@ -397,7 +389,6 @@ def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str
 
 
 def _lenses(lenses: list[Lens]) -> list[str]:
-    """Each lens with model, size, angles, parameters, and how many images it took."""
     counts = Counter(lenses).most_common()
     lines = []
     for lens, count in counts[:MAX_LENSES]:

@@ -220,30 +220,18 @@ class DoctorOptions:
     """Check what works in this installation and what is missing. Exits with 1 if training does not work."""
 
 
-OPTIONS: dict[str, type] = {  # of each command; those of an export are of its kind
-    "demo": DemoOptions,
-    "inspect": InspectOptions,
-    "train": TrainOptions,
-    "render": RenderOptions,
-    "view": ViewOptions,
-    "export": ExportOptions,
-    "eval": EvalOptions,
-    "summary": SummaryOptions,
-    "report": ReportOptions,
-    "doctor": DoctorOptions,
-}
-KINDS: dict[str, type[ExportOptions]] = {
-    "mesh": MeshOptions,
-    "points": PointsOptions,
-    "cameras": CamerasOptions,
-    "depth": DepthOptions,
-    "splats": SplatsOptions,
-    "web": WebOptions,
-}
+def by_name(*kinds: type) -> dict[str, type]:
+    return {kind.__name__.removesuffix("Options").lower(): kind for kind in kinds}
+
+
+OPTIONS = by_name(
+    DemoOptions, InspectOptions, TrainOptions, RenderOptions, ViewOptions, ExportOptions, EvalOptions, SummaryOptions,
+    ReportOptions, DoctorOptions,
+)  # fmt: skip
+KINDS = by_name(MeshOptions, PointsOptions, CamerasOptions, DepthOptions, SplatsOptions, WebOptions)  # of an export
 
 
 def usage() -> str:
-    """What there is to type."""
     return "\n".join(
         (
             "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n",
@@ -299,7 +287,6 @@ def meant(option: str, kind: type) -> str:
 
 
 def option_names(kind: type, prefix: str = "--") -> Iterator[str]:
-    """The options that stand for the fields of a dataclass."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         own = [f"--{mark.name}" for mark in marks if getattr(mark, "name", None)]
@@ -340,7 +327,6 @@ def export_options(arguments: list[str]) -> ExportOptions:
 
 
 def train_options(arguments: list[str]) -> TrainOptions:
-    """Options of `nerfkit train`: defaults < run resumed < files < command line."""
     known = first_look(arguments)
     resumed = None
     if known.resume:  # Python code of the run's is not imported unless it is given again
@@ -367,7 +353,6 @@ def train_options(arguments: list[str]) -> TrainOptions:
 
 
 def hints(command: str, arguments: list[str]) -> list[str]:
-    """Lines on what was meant by arguments that the parser has refused."""
     found = []
     for place, word in enumerate(arguments):
         option = word.partition("=")[0]
@@ -382,7 +367,6 @@ def hints(command: str, arguments: list[str]) -> list[str]:
 
 
 def first_look(arguments: list[str]) -> argparse.Namespace:
-    """What decides the defaults of all other options."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="*", action="extend")
     first.add_argument("--resume", default="")

@@ -20,18 +20,8 @@ from nerfkit.export.writing import in_files
 from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
 from nerfkit.parallel import SINGLE_PROCESS, Processes
-from nerfkit.rendering import paths
+from nerfkit.rendering import images, paths
 from nerfkit.rendering.image_renderer import ImageRenderer, foretold
-from nerfkit.rendering.images import (
-    as_panoramas,
-    color_bar,
-    file_stems,
-    npz_bytes,
-    png_bytes,
-    preview,
-    probe_video,
-    video_bytes,
-)
 from nerfkit.safe_io import chosen, did_you_mean
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
@@ -61,14 +51,14 @@ def main(options: RenderOptions, processes: Processes = SINGLE_PROCESS) -> int:
     crop = active_crop(options.run, run.transform) if options.crop == "run" else None
     stems = [f"{frame:04d}" for frame in range(len(cameras))]
     if options.cameras in run.scene.splits:
-        stems = file_stems(run.scene.names(options.cameras))
+        stems = images.file_stems(run.scene.names(options.cameras))
     path = to_json(paths.in_files_world(cameras, run.transform), stems)
     path |= {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
     path |= {"crop": json.loads(crop.to_json())} if crop is not None else {}
     kinds = [name for output in outputs for name in FILES[output]]
     frames = {name: [f"{stem}.png" if name == "rgb" else f"{name}_{stem}.png" for stem in stems] for name in kinds}
     folder = processes.rank0_first(lambda: open_folder(options, json.dumps(path), frames, processes))
-    no_video = probe_video()
+    no_video = images.probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
     if crop is not None:
@@ -84,8 +74,8 @@ def main(options: RenderOptions, processes: Processes = SINGLE_PROCESS) -> int:
     print(f"{len(cameras)} frames: {folder.path}")
     if not no_video and processes.is_first:
         for name, files in frames.items():
-            video = video_bytes([folder.path / file for file in files], options.fps)
-            folder.write(f"{name}.mp4", as_panoramas(video) if options.lens == "equirectangular" else video)
+            video = images.video_bytes([folder.path / file for file in files], options.fps)
+            folder.write(f"{name}.mp4", images.as_panoramas(video) if options.lens == "equirectangular" else video)
             print(f"video: {folder.path / name}.mp4")
     return 0
 
@@ -140,8 +130,8 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
         seen_as = "" if options.lens == "pinhole" else f"_{options.lens}"
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.cameras).stem}{seen_as}", "rendering")
     if processes.is_first:
-        images = {file for files in frames.values() for file in files}
-        files = {f"{name}.mp4" for name in frames} | images | {f"{Path(file).stem}.npz" for file in images}
+        pngs = {file for files in frames.values() for file in files}
+        files = {f"{name}.mp4" for name in frames} | pngs | {f"{Path(file).stem}.npz" for file in pngs}
         files |= {f"{LEGEND}{name}.png" for name in frames}
         folder.lock()
         try:
@@ -192,7 +182,6 @@ def render_frames(
     resume: bool,
     processes: Processes,
 ) -> None:
-    """Render and save every frame, or this process's share; `frames` are the PNG files by what they show."""
     image_of = ImageRenderer(run.model, run.background)
     box = torch.tensor(run.config.data.box).view(2, 3)
     distance = (run.cameras("train").positions - box.mean(0)).norm(dim=-1).mean().item()
@@ -201,15 +190,15 @@ def render_frames(
     ends = span if run.transform is None else [run.transform.distance_to_input(end) for end in span]
     for name in frames if processes.is_first else ():
         if name.startswith("depth"):
-            bar = color_bar("turbo", *ends, f"{name} [units of the scene's files]")
-            folder.write(f"{LEGEND}{name}.png", png_bytes(bar))
+            bar = images.color_bar("turbo", *ends, f"{name} [units of the scene's files]")
+            folder.write(f"{LEGEND}{name}.png", images.png_bytes(bar))
     views, hidden = processes.shard(len(cameras)), not processes.is_first
     for view in foretold(tqdm(views, desc="rendering", unit="frame", disable=hidden)):
         if resume and all(folder.owns(files[view]) for files in frames.values()):
             continue
-        images: dict[str, Tensor] = image_of(cameras, view, outputs)
-        values = in_files({name: images[name].numpy() for name in frames}, run.transform)
+        rendered: dict[str, Tensor] = image_of(cameras, view, outputs)
+        values = in_files({name: rendered[name].numpy() for name in frames}, run.transform)
         for name, files in frames.items():
             if name != "rgb":  # before the image, which marks the frame as done
-                folder.write(f"{Path(files[view]).stem}.npz", npz_bytes(**{name: values[name]}))
-            folder.write(files[view], png_bytes(preview(name, images, span)))
+                folder.write(f"{Path(files[view]).stem}.npz", images.npz_bytes(**{name: values[name]}))
+            folder.write(files[view], images.png_bytes(images.preview(name, rendered, span)))

@@ -57,7 +57,6 @@ def main(options: ReportOptions) -> int:
 
 
 def page_of(folder: RunFolder) -> str:
-    """The page as HTML."""
     run, config, transform = folder.path, run_files.read_config(folder.path), run_transform(folder.path)
     title, file = _text(run.resolve().name), run_files.scores_file(run, config.eval.split)
     rendered = [png_files(run, name) for name in sorted(folder.names) if name.startswith("render/")]
@@ -96,7 +95,6 @@ def rendering(folder: Path) -> str:
 
 
 def scores(file: Path) -> list[tuple[str, str]]:
-    """Sections on each view's scores, the worst first, and on how they were taken."""
     with run_files.metrics_in(file) as metrics:
         names = [name for name, score in metrics["views"][0].items() if isinstance(score, float)]
         worst = sorted(metrics["views"], key=lambda row: row["psnr"])

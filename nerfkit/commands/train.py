@@ -74,7 +74,6 @@ def check_before_reading(options: TrainOptions, device: torch.device, processes:
 
 
 def train(options: TrainOptions, device: torch.device, page: Page | None, processes: Processes, is_last: bool) -> int:
-    """Load, build, train, score."""
     scene = find_scene(options)
     config = options.resolved(scene, device, model_class(options))
     check_sizes(config, device)  # again: a place takes more than an object
@@ -188,7 +187,6 @@ def open_folder(
 
 
 def go_on(trainer: Trainer, folder: RunFolder, scene: Scene) -> None:
-    """Take up the run in `folder`."""
     trainer.restore(folder)
     config = trainer.config
     if config.trainer.steps < trainer.scheduled:
@@ -215,7 +213,6 @@ def begin(trainer: Trainer, folder: RunFolder, scene: Scene, signals: StopSignal
 
 
 def agreed_signal(signals: StopSignals, processes: Processes) -> int:
-    """The number of a signal that any of the processes has got, or 0."""
     return int(processes.all_reduce_max(torch.tensor(signals.number or 0)).item())
 
 
@@ -225,7 +222,6 @@ def own_module(config: Config) -> tuple[str, ...]:
 
 
 def check_sizes(config: ResolvedConfig, device: torch.device) -> None:
-    """Raise RunError if the options' sizes take more memory than there is."""
     model, sampling, trainer = config.model, config.sampling, config.trainer
     sizes = (
         f"a model with log2_hashmap_size {model.log2_hashmap_size}, {model.levels} levels, {model.features_per_level} "
@@ -263,7 +259,6 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
 
 
 def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str]]:
-    """What is about to be trained, and who decided what."""
     config, processes = trainer.config, trainer.processes
     data, sampling, settings = config.data, config.sampling, config.trainer
     n_parameters = sum(p.numel() for p in trainer.model.parameters())
@@ -306,7 +301,6 @@ def in_lines(rows: list[tuple[str, str]]) -> str:
 
 
 def how_it_runs(trainer: Trainer) -> str:
-    """Whether a step is a CUDA graph, and deterministic."""
     on_gpu = trainer.device.type == "cuda"
     silent = trainer.model.silent_modules if on_gpu else ()
     why = f": {', '.join(silent)} does not say in `ops` which ops of nerfkit it calls" if silent else ""

@@ -30,8 +30,8 @@ DECISIONS, MAX_DECISIONS = "decisions.json", 2**20  # beside the config.toml of 
 # Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
     "out", "device", "data.path", "data.sfm_dir", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
-    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.save_every", "trainer.deterministic",
-    "trainer.preview_every", "trainer.tensorboard", "eval.", "ops.",
+    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.weight_decay", "trainer.save_every",
+    "trainer.deterministic", "trainer.preview_every", "trainer.tensorboard", "eval.", "ops.",
 )  # fmt: skip
 
 
@@ -105,7 +105,6 @@ def preset_path(name: str) -> Path:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Values of a TOML file; raises ConfigError if it is missing or broken."""
     name = printable(path)
     text = read_text_utf8(Path(path), ConfigError, "the configuration", MAX_BYTES)
     try:
@@ -117,12 +116,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def dump(config: Config, path: Path) -> None:
-    """Write every option to a TOML file."""
     atomic_write(path, dumps(config))
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """`config` as nested dictionaries, the form of its TOML file."""
     plain = Config(**{f.name: getattr(config, f.name) for f in dataclasses.fields(Config)})
     return msgspec.to_builtins(plain, enc_hook=lambda value: value.item())  # of numpy
 
@@ -150,7 +147,6 @@ def fixed_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values of nested dictionaries by their full names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

@@ -75,9 +75,13 @@ CONTRACTED = "sampling.kind is contracted"
 UNBOUNDED = Condition(CONTRACTED, "scene", lambda facts: facts.config.sampling.kind == "contracted")
 # Cameras around a scene, or within, see all sides of a surface, whose samples then have to be as close along a ray as
 # across; before one that all of them face, rays are worth more than samples.
+ONE_SIDE = Condition(
+    f"{CONTRACTED} and all cameras face one way", "scene",
+    lambda facts: UNBOUNDED.holds(facts) and facts.transform is not None and facts.transform.kind == "forward",
+)  # fmt: skip
 ALL_SIDES = Condition(
     f"{CONTRACTED} and cameras do not all face one way", "scene",
-    lambda facts: UNBOUNDED.holds(facts) and not (facts.transform is not None and facts.transform.kind == "forward"),
+    lambda facts: UNBOUNDED.holds(facts) and not ONE_SIDE.holds(facts),
 )  # fmt: skip
 UNBOUNDED_PLACE = Condition(CONTRACTED, "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("the scene is an object", "scene", lambda facts: facts.cells is not None)
@@ -98,7 +102,6 @@ CHANGING_LIGHT = Condition(
     "exposure or white balance changes from image to image", "scene",
     lambda facts: bool(facts.scene and facts.scene.light_changes),
 )  # fmt: skip
-FAST_RATE = 0.02
 UNLIMITED = 10**9  # steps: the time ends the training
 NO_LIMIT = Found("no limit", lambda facts: UNLIMITED)
 
@@ -141,6 +144,7 @@ BASE: Recipe = {
     "trainer.optimizer": (("lazy_adam", ON_A_GPU), ("adam", OTHERWISE)),
     "trainer.learning_rate": ((0.01, OTHERWISE),),
     "trainer.final_learning_rate": ((0.001, SMALL), (0.0003, OTHERWISE)),
+    "trainer.weight_decay": ((0.0, OTHERWISE),),
     "trainer.distortion": ((0.0, OTHERWISE),),
     "trainer.depth": ((0.0, OTHERWISE),),
     "trainer.save_every": ((1000, SMALL), (2000, OTHERWISE)),
@@ -161,7 +165,8 @@ FIELD: Recipe = BASE | {
     "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
     "trainer.steps": ((NO_LIMIT, TIMED), (8000, SMALL), (NO_LIMIT, IN_MINUTES), (20000, OTHERWISE)),
     "trainer.samples_per_step": ((6144, SMALL), (524288, UNBOUNDED), (262144, OTHERWISE)),
-    "trainer.learning_rate": ((FAST_RATE, OTHERWISE),),
+    "trainer.learning_rate": ((0.02, OTHERWISE),),
+    "trainer.weight_decay": ((0.1, SMALL), (0.3, ONE_SIDE), (0.1, OTHERWISE)),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
     "trainer.depth": ((0.1, WITH_DEPTH), (0.0, OTHERWISE)),
 }  # fmt: skip

@@ -62,7 +62,6 @@ def decide(asked: Any, new: Any, scene: Any, device: Any, model_class: Any) -> d
 
 
 def _place_of(option: str, config: Any) -> tuple[Any, str]:
-    """The group that an option is in, and its name there."""
     group, _, name = option.rpartition(".")
     return (getattr(config, group) if group else config), name
 

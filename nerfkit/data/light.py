@@ -23,17 +23,17 @@ MOST = 0.75  # of the views differ less than `difference`
 CHANGES = 0.3  # stops; steady photographs: 0.02 to 0.14, metal and what turns in its light: 0.2
 
 
-def difference(images: Tensor, counts: Tensor, poses: Tensor) -> float:
-    """By how many stops images [V, 3, H, W] in [0, 1] differ from those of their neighbours in brightness, or in red or
-    blue against green; most of them by less. 0 where nothing tells. Of pixels `counts` [V, H, W] bool tells which do,
-    `poses` [V, 3, 4] are camera-to-world."""
+def difference(images: Tensor, counts: Tensor, neighbours: list[list[int]]) -> float:
+    """By how many stops images [V, 3, H, W] in [0, 1] differ from their neighbours in brightness, or in red or blue
+    against green; most of them by less. 0 where nothing tells. Of pixels `counts` [V, H, W] bool tells which do, each
+    of the neighbours is a view and those beside it."""
     patches = [_patches(image, ok) for image, ok in zip(images, counts, strict=True)]
-    apart = _apart(poses, torch.arange(len(poses))).fill_diagonal_(torch.inf)
     differ = []
-    for (shapes, levels), near in zip(patches, apart.argsort(1)[:, :NEAR].tolist(), strict=True):
+    for view, *near in neighbours:
+        shapes, levels = patches[view]
         some = torch.from_numpy(evenly(len(shapes), ASKED))
         found = []
-        for others, their_levels in (patches[view] for view in near if len(some) and len(patches[view][0])):
+        for others, their_levels in (patches[other] for other in near if len(some) and len(patches[other][0])):
             alike, place = (shapes[some] @ others.T).max(1)
             off = (levels[some] - their_levels[place])[alike > ALIKE]  # [K, 3]
             found += [off.median(0).values] if len(off) >= FOUND else []
@@ -45,17 +45,15 @@ def difference(images: Tensor, counts: Tensor, poses: Tensor) -> float:
     return kinds.abs().quantile(MOST, dim=1).max().item()
 
 
-def compared_views(poses: Tensor) -> list[int]:
-    """Some of the views at `poses` [V, 3, 4], and those beside them."""
+def neighbours(poses: Tensor) -> list[list[int]]:
+    """Some of the views at `poses` [V, 3, 4], camera-to-world, each followed by those that stand and look most alike:
+    by distance, in units of how far all are from their middle, and by direction."""
     some = torch.from_numpy(evenly(len(poses), SOME))
-    return _apart(poses, some).topk(min(1 + NEAR, len(poses)), largest=False).indices.unique().tolist()
-
-
-def _apart(poses: Tensor, some: Tensor) -> Tensor:
-    """How far some views are from all, [S, V]: in units of how far all are from their middle, and by direction."""
     eyes, looks = poses[:, :, 3], poses[:, :, 2]
     unit = torch.linalg.vector_norm(eyes - eyes.mean(0), dim=-1).mean().clamp(min=1e-9)
-    return torch.cdist(eyes[some], eyes) / unit + 1 - looks[some] @ looks.T
+    apart = torch.cdist(eyes[some], eyes) / unit + 1 - looks[some] @ looks.T  # [S, V]
+    apart[torch.arange(len(some)), some] = -torch.inf
+    return apart.topk(min(1 + NEAR, len(poses)), largest=False).indices.tolist()
 
 
 def _patches(image: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -182,10 +182,12 @@ class Scene:
         side = min(light.SIDE, *map(min, views.cameras.sizes()))
         if side < light.PATCH:
             return False
-        views = views[light.compared_views(views.cameras.camera_to_world)]
-        poses = views.cameras.camera_to_world
-        places = torch.ones(len(poses), 2)  # nobody asks where their rays go
-        small = replace(views, cameras=Cameras(poses, places, places, side, side))
+        groups = light.neighbours(views.cameras.camera_to_world)
+        compared = sorted({view for group in groups for view in group})
+        groups = [[compared.index(view) for view in group] for group in groups]
+        views = views[compared]
+        places = torch.ones(len(compared), 2)  # nobody asks where their rays go
+        small = replace(views, cameras=Cameras(views.cameras.camera_to_world, places, places, side, side))
         try:
             pool = small.load()
         except SceneError:  # whoever loads all says it
@@ -194,7 +196,7 @@ class Scene:
         counts = pixels[:, 3] >= OPAQUE if pixels.shape[1] == 4 else torch.ones_like(pixels[:, 0], dtype=torch.bool)
         if pool.ignored is not None:
             counts &= ~pool.ignored.view_as(counts)
-        return light.difference(pixels[:, :3] / 255, counts, poses) > light.CHANGES
+        return light.difference(pixels[:, :3] / 255, counts, groups) > light.CHANGES
 
     @property
     def has_depth(self) -> bool:

@@ -96,7 +96,6 @@ def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Cap
 
 
 def _stand_alike(images: list[PosedImage], others: list[PosedImage], moved: float) -> bool:
-    """Whether no camera is farther from its other one than `moved` times their spread."""
     places, there = (np.stack([image.camera_to_world[:, 3] for image in many]) for many in (images, others))  # [V, 3]
     spread = np.linalg.norm(there - there.mean(axis=0), axis=1).max()
     return bool(np.linalg.norm(places - there, axis=1).max() <= moved * max(spread, 1e-12))
@@ -131,7 +130,6 @@ def _by_name(images: list[PosedImage]) -> dict[str, PosedImage]:
 
 
 def refusals(capture: Capture) -> dict[str, str]:
-    """The formats of FORMATS that cannot hold the cameras, and why."""
     checks = {
         "transforms": lambda: check_writable(_listed(capture)),
         "colmap": lambda: colmap.check_writable(capture),
@@ -147,7 +145,6 @@ def refusals(capture: Capture) -> dict[str, str]:
 
 
 def _listed(capture: Capture) -> Capture:
-    """With those splits alone that a transforms.json lists."""
     return replace(capture, splits={split: names for split, names in capture.splits.items() if split in SPLITS})
 
 

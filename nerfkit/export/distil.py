@@ -29,9 +29,9 @@ LEVELS, FEATURES, WIDTH = 8, 4, 32  # of a student
 RESOLUTIONS = 16, 1024  # cells a side of its coarsest level, and of its finest one at most
 OCCUPANCY = 128  # cells a side, at most
 COARSER = 2.0  # its steps, in the teacher's: each is a sample that the page computes
-PAGE_BYTES, OTHER_BYTES = 4 / 3, 4e5  # of a page: for a byte of the table, in base64, at most; for all other
-MOST_VIEWS = 100  # of the training cameras, evenly spread
-MOST_PIXELS = {"cpu": 2**21, "cuda": 2**26}  # that the teacher renders
+PAGE_BYTES, OTHER_BYTES = 1.0, 4e5  # of a page: for a byte of the table, deflated and in base64; for all other
+MOST_VIEWS = {"cpu": 100, "cuda": 600}  # of the training cameras, evenly spread
+MOST_PIXELS = {"cpu": 2**21, "cuda": 2**28}  # that the teacher renders
 SAMPLES = {"cpu": 2**13, "cuda": 2**18}  # of a step
 
 
@@ -50,7 +50,6 @@ def distilled(run: Run, megabytes: float, seconds: float) -> Run:
 
 
 def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
-    """The options of a student."""
     config, on = deepcopy(run.config), run.device.type
     coarsest, finest = RESOLUTIONS[0], min(RESOLUTIONS[1], config.model.max_resolution)
     growth = (finest / coarsest) ** (1 / (LEVELS - 1))
@@ -62,13 +61,10 @@ def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
     log2 = max(filter(fits, range(10, 20)), default=10)
     config.model = ModelConfig("field", "", {}, LEVELS, FEATURES, log2, coarsest, finest, WIDTH, True, True)
     config.data = replace(config.data, appearance="none", pose_optimization=False)
-    config.sampling = replace(
-        config.sampling,
-        step_size=COARSER * config.sampling.step_size,
-        cone_angle=min(COARSER * config.sampling.cone_angle, 1.0),
-        occupancy_resolution=min(OCCUPANCY, config.sampling.occupancy_resolution),
-        alpha_threshold=max(0.005, config.sampling.alpha_threshold),
-    )
+    sampling = config.sampling
+    sampling.step_size, sampling.cone_angle = COARSER * sampling.step_size, min(COARSER * sampling.cone_angle, 1.0)
+    sampling.occupancy_resolution = min(OCCUPANCY, sampling.occupancy_resolution)
+    sampling.alpha_threshold = max(0.005, sampling.alpha_threshold)
     config.trainer = replace(
         config.trainer, steps=UNLIMITED, max_seconds=seconds, samples_per_step=SAMPLES[on], optimizer="adam",
         learning_rate=0.02, final_learning_rate=0.001, loss="", save_every=0, depth=0.0,
@@ -80,7 +76,7 @@ def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
 def lesson_cameras(run: Run) -> Cameras:
     """Training cameras, evenly spread, and as many half-way from each to its neighbour; fewer pixels on a CPU."""
     known = run.seeing_cameras("train")
-    chosen = known[list(range(0, len(known), -(-len(known) // MOST_VIEWS)))]
+    chosen = known[list(range(0, len(known), -(-len(known) // MOST_VIEWS[run.device.type])))]
     poses = chosen.camera_to_world
     apart = torch.cdist(chosen.positions, chosen.positions) + torch.eye(len(chosen)) * 1e30
     nearest = apart.argmin(1).tolist()

@@ -74,7 +74,6 @@ class Grid:
 
     @property
     def n_blocks(self) -> np.ndarray:
-        """Blocks along x, y, z, [3] int."""
         return -(-np.array(self.cells) // BLOCK)
 
     def mark(self, found: np.ndarray, points: np.ndarray, reach: float | np.ndarray) -> None:

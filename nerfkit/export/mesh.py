@@ -203,7 +203,6 @@ def simplified(mesh: Mesh, faces: int) -> Mesh:
 
 
 def cropped(mesh: Mesh, crop: Crop | None) -> Mesh:
-    """The faces whose corners are all in the crop."""
     if crop is None:
         return mesh
     return mesh.keep(crop.inside(torch.from_numpy(mesh.vertices)).numpy()[mesh.faces].all(axis=1))
@@ -346,7 +345,6 @@ def mesh_bytes(mesh: Mesh, formats: tuple[str, ...], name: str) -> dict[str, byt
 
 
 def _trimesh(mesh: Mesh, name: str):
-    """A mesh as trimesh has it."""
     trimesh = optional("trimesh", "a GLB or OBJ file")
     normals = mesh.normals.astype(np.float64)
     if mesh.texture is None:

@@ -174,13 +174,11 @@ def thinned(cloud: PointCloud, count: int) -> PointCloud:
 
 
 def _cells(offsets: np.ndarray, size: float) -> np.ndarray:
-    """The number [P] of the cell of each point, counted from 0 without gaps."""
     x, y, z = np.floor(offsets / size).astype(np.int64).T
     return np.unique((x << 42) + (y << 21) + z, return_inverse=True)[1]
 
 
 def _means(cloud: PointCloud, cells: np.ndarray) -> PointCloud:
-    """The means of points with the same cell [P]."""
     n = int(cells.max()) + 1
     counts = np.bincount(cells, cloud.counts, n)
 
@@ -216,7 +214,6 @@ def splat_bytes(cloud: PointCloud, sh_degree: int) -> bytes:
 
 
 def check_single(positions: np.ndarray) -> None:
-    """Raise UserError for positions [P, 3] that splats cannot hold."""
     if needs_double(positions, SPLATS_WITHIN):
         raise UserError(
             "splats hold positions in float32, which is too coarse so far from the origin of the scene's files; export "

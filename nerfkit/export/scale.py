@@ -28,8 +28,6 @@ Measured = tuple[float, float, float, float, float, float, float]
 
 
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of its file."""
-
     metres_per_unit: Annotated[float, msgspec.Meta(ge=METRES.low, le=METRES.high)]
     measured: Measured | None = None
 
@@ -62,7 +60,6 @@ def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale 
 
 
 def keep(run: Run, scale: Scale) -> None:
-    """Write it into the run folder, for later exports; raises RunError or OSError."""
     RunFolder.existing(run.folder).write(SCALE, json.dumps(msgspec.to_builtins(scale)) + "\n")
 
 

@@ -37,7 +37,6 @@ class View:
         self.known = camera.known_image(0)  # [H, W] bool, or None
 
     def see(self, points: Tensor) -> Seen:
-        """Where points [P, 3] are in the view."""
         pixel, z = self.camera.project(points, 0)
         column, row = pixel.unbind(-1)  # all by columns: sums and comparisons over a last axis of two or three are slow
         width, height = self.camera.size(0)
@@ -71,7 +70,6 @@ class View:
         return _between([corner.float() / 255 for corner in corners], right[:, None], down[:, None])
 
     def opacity_at(self, seen: Seen) -> Tensor:
-        """Opacity [P], interpolated between pixels."""
         return _between(*self._around(self.opacity, seen))
 
     def _around(self, image: Tensor, seen: Seen) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -107,7 +105,6 @@ class Views:
         return len(self.cameras)
 
     def render(self) -> None:
-        """Render what an earlier attempt has not."""
         for view in foretold(tqdm(range(len(self)), desc="views", unit="view")):
             self._arrays(view)
 

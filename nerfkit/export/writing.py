@@ -130,7 +130,6 @@ class OutputFolder:
         _go_on(self.folder, UNFINISHED, key)
 
     def finish(self, about: dict[str, Any]) -> None:
-        """Say how the export was made: it is complete."""
         self.folder.write(FINISHED, json.dumps(about, indent=1) + "\n")
         (self.path / UNFINISHED).unlink(missing_ok=True)
         self.folder.unlock()
@@ -152,7 +151,6 @@ def _go_on(folder: OwnFolder, name: str, key: dict[str, Any]) -> None:
 
 
 def say_kept(folder: OwnFolder) -> None:
-    """Print what becomes of an export that was stopped."""
     print(f"\nwhat is done is kept in {printable(folder.path)}; the same command goes on from there")
 
 

@@ -89,7 +89,7 @@ class Model(nn.Module):
             sampler.sync_ranks(processes)
 
     def tables(self) -> list[Tensor]:
-        """Parameters that shrink in training at a learning rate of 0.02: `nerfkit.training.step.optim.decay_tables`."""
+        """Parameters that shrink in training by `trainer.weight_decay`."""
         return []
 
     def update(self, step: int) -> None:

@@ -164,7 +164,6 @@ class OccupancyGrid(nn.Module, ABC):
         return torch.cat([anywhere, occupied])
 
     def _random_points(self, cells: Tensor) -> Tensor:
-        """A random world position [M, 3] in each of the `cells` [M]."""
         side = self.config.occupancy_resolution
         corner = torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)  # [M, 3] int64, in cells
         shift = torch.rand(corner.shape, device=cells.device, generator=generator_on(cells.device))

@@ -108,11 +108,8 @@ class Renderer(Model):
     def _arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """Those of `nerfkit.ops.render_rays` but rays and background, table and weights in `dtype`."""
         sampler, grid, decoder, config = self.sampler, self.grid, self.decoder, self.config.sampling
-        weights = {
-            "table": grid.table,
-            "density_net": decoder.density_net.packed,
-            "color_net": decoder.color_net.packed,
-        }
+        nets = {"density_net": decoder.density_net.packed, "color_net": decoder.color_net.packed}
+        weights = {"table": grid.table, **nets}
         if self.encoder:
             weights |= {"conv_weight": self.encoder.taps(), "conv_bias": self.encoder.bias}
         if self.aggregator:

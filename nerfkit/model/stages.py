@@ -27,13 +27,8 @@ class FeatureGrid(GridOfUnitCube):
     """Multi-resolution grid over a box, or over contracted space: dense levels where they fit, hashed levels above."""
 
     def __init__(self, config: ModelConfig, box: Tensor, contracted: bool = False):
-        super().__init__(
-            config.levels,
-            config.features_per_level,
-            config.log2_hashmap_size,
-            config.base_resolution,
-            config.max_resolution,
-        )
+        resolutions = config.base_resolution, config.max_resolution
+        super().__init__(config.levels, config.features_per_level, config.log2_hashmap_size, *resolutions)
         self.contracted = contracted
         self.register_buffer("box", box.clone())  # [2, 3]
 

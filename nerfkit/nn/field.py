@@ -89,7 +89,6 @@ class MLP(nn.Module):
                 bias.uniform_(-bound, bound)
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Weight [out, in] and bias [out] of each layer, as views."""
         return layers(self.packed, self.widths)
 
     def extra_repr(self) -> str:

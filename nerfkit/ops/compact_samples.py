@@ -38,7 +38,7 @@ def compact_samples(
 
     dtype: float32 or float64, one for all. Nothing is differentiable.
     Raises ValueError for a shape, device or n_rows, TypeError for a dtype that does not fit, RuntimeError for row
-    pointers on a CPU that do not fit; on a GPU, where a check would synchronize, it is a precondition.
+    pointers that do not fit.
     Source: a ray's points o + t d of NeRF (arXiv:2003.08934), section 4.
 
     >>> t, eye = torch.tensor([1.0, 2, 3, 5]), torch.eye(3)[:2]

@@ -44,8 +44,8 @@ def composite(
     dtype: all floating inputs share one; half types are summed in float32. Optical thickness is summed within
     each ray, by the definition over all rays at once and so in float64. A non-finite value affects its own ray alone.
     Differentiable in density, rgb and background.
-    Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row pointers on a
-    CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a precondition.
+    Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row
+    pointers that do not rise from 0 to N.
     Source: N. Max, "Optical models for direct volume rendering", 1995; NeRF (arXiv:2003.08934), equation 3.
 
     >>> half = torch.log(torch.tensor(2.0))                  # thickness of transmittance 1/2
@@ -102,7 +102,7 @@ def _composite_backward(grads, arguments, _, needs_grad):
     return density, rgb, None, None, None, background
 
 
-implement_native("composite", _composite_torch, "_composite", _composite_backward)
+implement_native("composite", _composite_torch, backward=_composite_backward)
 
 
 @native.fake("_composite")

@@ -37,8 +37,7 @@ def count_visible(
 
     dtype: all floating inputs share one; half types are summed in float32. Nothing is differentiable.
     Raises ValueError for a shape, device or early_stop_transmittance, TypeError for a dtype that does not fit,
-    RuntimeError for row pointers on a CPU that do not rise from 0; on a GPU, where a check would synchronize, it is a
-    precondition.
+    RuntimeError for row pointers that do not rise from 0.
     Source: early ray termination; M. Levoy, "Efficient Ray Tracing of Volume Data", 1990.
 
     >>> half = torch.log(torch.tensor(2.0))                  # thickness of transmittance 1/2

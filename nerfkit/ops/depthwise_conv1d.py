@@ -40,7 +40,7 @@ def depthwise_conv1d(
 
     dtype: one floating type for all; half types are summed in float32. Differentiable in x, weight and bias.
     Raises ValueError for a shape, device or stride, TypeError for a dtype that does not fit, RuntimeError for row
-    pointers on a CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a precondition.
+    pointers that do not rise from 0 to N.
     Source: ``torch.nn.functional.conv1d`` with ``groups=C``, on each ray by itself.
 
     >>> x = torch.tensor([[1.0], [2.0], [4.0]])                        # a ray of two samples and a ray of one

@@ -43,7 +43,7 @@ def distortion(
     dtype: all floating inputs share one; half types are summed in float32, prefix sums of the definition in float64.
     A non-finite value affects its own ray alone. Differentiable in weights.
     Raises ValueError for a shape, device, near, far or linear, TypeError for a dtype that does not fit, RuntimeError
-    for row pointers that do not rise from 0 to N on a CPU; on a GPU, where it would wait, that is a precondition.
+    for row pointers that do not rise from 0 to N.
     Source: mip-NeRF 360 (arXiv:2111.12077), equation 15; prefix sums as in DVGO v2 (arXiv:2206.05085).
 
     >>> t = torch.arange(4.0)                                   # two samples of weight 1/2, an empty one between
@@ -79,12 +79,6 @@ def _distortion_torch(weights, t_starts, t_ends, ray_offsets, near, far, linear)
     return sum_rays(weights * (weights * (end - start) / 3 + 2 * apart), ray_index, ray_offsets.shape[0] - 1).to(dtype)
 
 
-def _distortion_backward(grads, arguments, *_):
-    return (torch.ops.nerfkit._distortion_bwd(*grads, *arguments),)
-
-
-implement_native("distortion", _distortion_torch, "_distortion", _distortion_backward)
-
-
+implement_native("distortion", _distortion_torch)
 native.fake("_distortion")(lambda weights, t_starts, t_ends, rays, *limits: weights.new_empty(rays.shape[0] - 1))
 native.fake("_distortion_bwd")(lambda _, weights, *others: like(weights))

@@ -17,19 +17,22 @@ from torch.autograd import forward_ad
 from nerfkit.ops.dispatch import implements
 
 
-def implement_native(op: str, definition: Callable, forward: Callable | str, backward: Callable) -> Callable:
+def implement_native(
+    op: str, definition: Callable, forward: Callable | None = None, backward: Callable | None = None
+) -> Callable:
     """Register the implementation of `op` on "cpp" and "cuda", and return it.
 
     Args:
         definition: the op in PyTorch, which second derivatives go through.
-        forward: arguments of the definition -> result, and a tuple of tensors that backward will need; or the name of a
-            native op that has these arguments.
+        forward: arguments of the definition -> result, and a tuple of tensors that backward will need; None: the native
+            op `_<op>` has these arguments.
         backward: gradients of the results, arguments, those tensors, and whether each argument needs a gradient ->
-            gradients of the first arguments, None after them; those that are not needed may be anything.
+            gradients of the first arguments, None after them; those that are not needed may be anything. None: the
+            native op `_<op>_bwd` gives that of the first argument, from gradients and arguments.
     """
-    if isinstance(forward, str):
-        name = forward
-        forward = lambda *arguments: (getattr(torch.ops.nerfkit, name)(*arguments), ())  # noqa: E731
+    native = torch.ops.nerfkit
+    forward = forward or (lambda *arguments: (getattr(native, f"_{op}")(*arguments), ()))
+    backward = backward or (lambda grads, arguments, *_: (getattr(native, f"_{op}_bwd")(*grads, *arguments),))
 
     class Native(torch.autograd.Function):
         @staticmethod
@@ -75,7 +78,6 @@ class _NoSecondDerivative(torch.autograd.Function):
 def no_second_derivative(
     op: str, gradients: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
-    """`gradients` of `inputs`, which raise NotImplementedError naming `op` when they are differentiated again."""
     if not torch.is_grad_enabled():  # the usual case: create_graph=False
         return gradients
     return tuple([None if x is None else _NoSecondDerivative.apply(op, x, *inputs) for x in gradients])

@@ -172,8 +172,6 @@ def _grid_encode_backward(grads, arguments, kept, needs_grad):
 
 
 implement_native("grid_encode", _grid_encode_torch, _grid_encode_forward, _grid_encode_backward)
-
-
 native.fake("_grid_encode")(
     lambda points, table, levels, max_entries: table.new_empty(points.shape[0], len(levels) * table.shape[1])
 )

@@ -40,9 +40,8 @@ def lltm(
     dtype: one floating type for all. Differentiable once in every input but ray_offsets; a second
     derivative raises NotImplementedError.
     On a GPU the kernels take H and I of up to 64; more of either runs the definition where the backend is "auto".
-    Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row pointers on a
-    CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a precondition. BackendError
-    where the backend is "cuda" and H or I is too large.
+    Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row
+    pointers that do not rise from 0 to N, BackendError where the backend is "cuda" and H or I is too large.
     Source: as `lltm_cell`.
 
     >>> weight = torch.tensor([[0.0, 0], [0, 0], [0, 1]])                    # gates half open, candidate = input

@@ -150,7 +150,6 @@ def _mlp_backward(grads, arguments, _, needs_grad):
 
 implement_native("mlp", _mlp_torch, _mlp_forward, _mlp_backward)
 
-
 MLP_PARTS, MLP_CPU_PARTS = 256, 32  # of cuda/mlp/args.h
 native.fake("_mlp")(lambda inputs, parameters, widths: parameters.new_empty(inputs[0].shape[0], widths[-1]))
 

@@ -153,7 +153,6 @@ def _runs_on(target: str, capability: tuple[int, int]) -> bool:
 
 
 def missing_hint(backend: str) -> str:
-    """Reason why `backend` cannot run, in a few words."""
     broken = [_libraries[name] for name in ("cpp", backend) if not _libraries[name].loaded]
     return broken[0].reason if broken else "the library holds no kernel of this op"
 

@@ -118,8 +118,8 @@ def render_rays(
     run = implementation("render_rays", origins, unfit)
     with torch.no_grad():
         return run(
-            origins, directions, occupancy, box, table, resolutions, max_entries, density_net, color_net, hidden,
-            background, threshold, step, near, far, t_edges, conv_weight, conv_bias, lltm_weight, lltm_bias,
+            origins, directions, occupancy, box, t_edges, table, resolutions, max_entries, density_net, color_net,
+            hidden, conv_weight, conv_bias, lltm_weight, lltm_bias, background, threshold, step, near, far,
             early_stop_transmittance, density_bias,
         )  # fmt: skip
 
@@ -147,8 +147,8 @@ def why_no_kernel(
 
 @implements("render_rays", "torch")
 def _render_rays_torch(
-    origins, directions, occupancy, box, table, resolutions, max_entries, density_net, color_net, hidden, background,
-    threshold, step, near, far, t_edges, conv_weight, conv_bias, lltm_weight, lltm_bias, early_stop_transmittance,
+    origins, directions, occupancy, box, t_edges, table, resolutions, max_entries, density_net, color_net, hidden,
+    conv_weight, conv_bias, lltm_weight, lltm_bias, background, threshold, step, near, far, early_stop_transmittance,
     density_bias,
 ):  # fmt: skip
     t_starts, t_ends, ray_offsets = march(origins, directions, occupancy, box, step, near, far, t_edges=t_edges)
@@ -211,18 +211,12 @@ def _unit_positions(positions: Tensor, box: Tensor, contracted: bool) -> Tensor:
 
 
 @implements("render_rays", "cuda")
-def _render_rays_cuda(
-    origins, directions, occupancy, box, table, resolutions, max_entries, density_net, color_net, hidden, background,
-    threshold, step, near, far, t_edges, conv_weight, conv_bias, lltm_weight, lltm_bias, early_stop_transmittance,
-    density_bias,
-):  # fmt: skip
+def _render_rays_cuda(origins, directions, occupancy, *others):
+    *field, step, near, far, early_stop_transmittance, density_bias = others
     limit = -math.log(early_stop_transmittance) if early_stop_transmittance > 0 else math.inf
     occupancy = occupancy if occupancy.numel() else occupancy.new_zeros(1, 1, 1)
-    return torch.ops.nerfkit._render_rays(
-        origins, directions, occupancy, box, t_edges, table, resolutions, max_entries, density_net, color_net, hidden,
-        conv_weight, conv_bias, lltm_weight, lltm_bias, background, threshold, 0.0 if step is None else step, near, far,
-        limit, density_bias,
-    )  # fmt: skip
+    distances = 0.0 if step is None else step, near, far, limit
+    return torch.ops.nerfkit._render_rays(origins, directions, occupancy, *field, *distances, density_bias)
 
 
 native.fake("_render_rays")(

@@ -12,6 +12,10 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import implement_native
 
 N_HARMONICS = 16  # of degrees 0 to 3
+# Factors of the harmonics.
+ONE, TWO, PLANE = 0.4886025119029199, 1.0925484305920792, 0.5462742152960396
+OUTER, MIXED, INNER, UPPER = 0.5900435899266435, 2.890611442640554, 0.4570457994644657, 1.445305721320277
+POLAR_2, POLAR_3 = 0.9461746957575601, 0.3731763325901154  # of m = 0
 
 
 def spherical_harmonics(
@@ -62,27 +66,13 @@ def spherical_harmonics(
 def _spherical_harmonics_torch(directions, ray_index, dtype):
     x, y, z = directions.unbind(1)  # [R] each
     xx, yy, zz = x * x, y * y, z * z
-    harmonics = torch.stack(  # [R, 16]
-        [
-            torch.full_like(x, 0.28209479177387814),
-            -0.4886025119029199 * y,
-            0.4886025119029199 * z,
-            -0.4886025119029199 * x,
-            1.0925484305920792 * x * y,
-            -1.0925484305920792 * y * z,
-            0.9461746957575601 * zz - 0.31539156525252005,
-            -1.0925484305920792 * x * z,
-            0.5462742152960396 * (xx - yy),
-            0.5900435899266435 * y * (yy - 3 * xx),
-            2.890611442640554 * x * y * z,
-            0.4570457994644657 * y * (1 - 5 * zz),
-            0.3731763325901154 * z * (5 * zz - 3),
-            0.4570457994644657 * x * (1 - 5 * zz),
-            1.445305721320277 * z * (xx - yy),
-            0.5900435899266435 * x * (3 * yy - xx),
-        ],
-        dim=1,
-    )
+    degree_1 = -ONE * y, ONE * z, -ONE * x
+    degree_2 = TWO * x * y, -TWO * y * z, POLAR_2 * zz - 0.31539156525252005, -TWO * x * z, PLANE * (xx - yy)
+    rising = OUTER * y * (yy - 3 * xx), MIXED * x * y * z, INNER * y * (1 - 5 * zz), POLAR_3 * z * (5 * zz - 3)
+    degree_3 = *rising, INNER * x * (1 - 5 * zz), UPPER * z * (xx - yy), OUTER * x * (3 * yy - xx)
+    harmonics = torch.stack(
+        [torch.full_like(x, 0.28209479177387814), *degree_1, *degree_2, *degree_3], dim=1
+    )  # [R, 16]
     # Rounded last, so that the gradients of a ray's samples are summed unrounded.
     return (harmonics if ray_index is None else harmonics.index_select(0, ray_index)).to(dtype)
 
@@ -96,43 +86,19 @@ def _spherical_harmonics_backward(grads, arguments, *_):
     x, y, z = directions.unbind(1)  # [R] each
     _, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10, g11, g12, g13, g14, g15 = grad.unbind(1)  # [R] each
     xx, yy, zz, xy = x * x, y * y, z * z, x * y
-    one, two, plane = 0.4886025119029199, 1.0925484305920792, 0.5462742152960396  # the harmonics' own factors
-    outer, mixed, inner, upper = 0.5900435899266435, 2.890611442640554, 0.4570457994644657, 1.445305721320277
-    grad_x = (
-        -one * g3
-        + two * (y * g4 - z * g7)
-        + 2 * plane * x * g8
-        - 6 * outer * xy * g9
-        + mixed * y * z * g10
-        + inner * (1 - 5 * zz) * g13
-        + 2 * upper * x * z * g14
-        + 3 * outer * (yy - xx) * g15
-    )
-    grad_y = (
-        -one * g1
-        + two * (x * g4 - z * g5)
-        - 2 * plane * y * g8
-        + 3 * outer * (yy - xx) * g9
-        + mixed * x * z * g10
-        + inner * (1 - 5 * zz) * g11
-        - 2 * upper * y * z * g14
-        + 6 * outer * xy * g15
-    )
-    grad_z = (
-        one * g2
-        - two * (y * g5 + x * g7)
-        + 2 * 0.9461746957575601 * z * g6
-        + mixed * xy * g10
-        - 10 * inner * z * (y * g11 + x * g13)
-        + 0.3731763325901154 * (15 * zz - 3) * g12
-        + upper * (xx - yy) * g14
-    )
+    grad_x = -ONE * g3 + TWO * (y * g4 - z * g7) + 2 * PLANE * x * g8
+    grad_x = grad_x - 6 * OUTER * xy * g9 + MIXED * y * z * g10 + INNER * (1 - 5 * zz) * g13
+    grad_x = grad_x + 2 * UPPER * x * z * g14 + 3 * OUTER * (yy - xx) * g15
+    grad_y = -ONE * g1 + TWO * (x * g4 - z * g5) - 2 * PLANE * y * g8
+    grad_y = grad_y + 3 * OUTER * (yy - xx) * g9 + MIXED * x * z * g10 + INNER * (1 - 5 * zz) * g11
+    grad_y = grad_y - 2 * UPPER * y * z * g14 + 6 * OUTER * xy * g15
+    grad_z = ONE * g2 - TWO * (y * g5 + x * g7) + 2 * POLAR_2 * z * g6
+    grad_z = grad_z + MIXED * xy * g10 - 10 * INNER * z * (y * g11 + x * g13)
+    grad_z = grad_z + POLAR_3 * (15 * zz - 3) * g12 + UPPER * (xx - yy) * g14
     return (torch.stack([grad_x, grad_y, grad_z], dim=1),)  # [R, 3]
 
 
-implement_native(
-    "spherical_harmonics", _spherical_harmonics_torch, "_spherical_harmonics", _spherical_harmonics_backward
-)
+implement_native("spherical_harmonics", _spherical_harmonics_torch, backward=_spherical_harmonics_backward)
 
 
 @native.fake("_spherical_harmonics")

@@ -61,8 +61,6 @@ def _trilinear_backward(grads, arguments, _, needs_grad):
     return torch.ops.nerfkit._trilinear_bwd(*grads, *arguments, *needs_grad)
 
 
-implement_native("trilinear", _trilinear_torch, "_trilinear", _trilinear_backward)
-
-
+implement_native("trilinear", _trilinear_torch, backward=_trilinear_backward)
 native.fake("_trilinear")(lambda feats, points: feats.new_empty(feats.shape[0], feats.shape[2]))
 native.fake("_trilinear_bwd")(lambda _, feats, points, *to: (like(feats, to[0]), like(points, to[1])))

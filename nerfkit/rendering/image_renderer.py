@@ -133,7 +133,6 @@ class ImageRenderer:
 
 
 def default_chunk(device: torch.device) -> int:
-    """Rays of a chunk that fit into free memory."""
     if device.type != "cuda":
         return 2**13
     free, _ = torch.cuda.mem_get_info(device)

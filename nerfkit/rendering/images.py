@@ -31,7 +31,6 @@ SPHERICAL = bytes.fromhex("ffcc8263f8554a938814587a02521fdd") + (  # what player
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
-    """8-bit copy of an image in [0, 1], rounded."""
     return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).numpy()
 
 
@@ -48,13 +47,11 @@ def file_stems(names: Sequence[str]) -> list[str]:
 
 
 def png_bytes(image: Tensor) -> bytes:
-    """An image [H, W, 3] in [0, 1] as the content of a PNG file."""
     # The default makes files a twentieth smaller, in three times as long.
     return imageio.imwrite(imageio.RETURN_BYTES, to_uint8(image), format="png", compression=1)
 
 
 def npz_bytes(**values: np.ndarray) -> bytes:
-    """Arrays by name as the content of an NPZ file."""
     content = io.BytesIO()
     np.savez_compressed(content, **values)
     return content.getvalue()

@@ -33,16 +33,7 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.plausible import lens_diagnostics
 from nerfkit.data.capture import rotations_of
-from nerfkit.data.readers.transforms.cameras_json import (
-    frames_of,
-    is_number,
-    number,
-    parse_cameras,
-    pose_of,
-    read_json,
-    size_of,
-    to_json,
-)
+from nerfkit.data.readers.transforms import cameras_json
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
@@ -227,8 +218,8 @@ def read_path(
         cameras = pinholes([key.pose for key in keys], [key.fov for key in keys], size)
     else:
         given = own_size or size
-        content = {"w": given[0], "h": given[1]} | (stated := read_json(file))
-        cameras = parse_cameras(content, file, transform)
+        content = {"w": given[0], "h": given[1]} | (stated := cameras_json.read_json(file))
+        cameras = cameras_json.parse_cameras(content, file, transform)
         if not {"w", "fl_x"} & set(stated).union(*stated["frames"]):  # two angles are of images of another shape
             cameras = replace(cameras, focal=cameras.focal[:, 1:].repeat(1, 2))
     params = torch.cat([cameras.focal, cameras.center], dim=1).tolist()
@@ -249,7 +240,7 @@ def _size_of(
         warnings.warn(f"{where}: its crop is not used, only that of the run folder", stacklevel=2)
     if own_size is None and ("render_width" in content or "render_height" in content):
         stated = {"w": content.get("render_width"), "h": content.get("render_height")}
-        own_size = size_of(stated, f"{where}: render_width and render_height as w and h")
+        own_size = cameras_json.size_of(stated, f"{where}: render_width and render_height as w and h")
     return own_size or size
 
 
@@ -304,7 +295,6 @@ class CameraPath:
         return max(round(self.seconds * self.fps) + (0 if self.loop else 1), 1)
 
     def times(self) -> np.ndarray:
-        """Time of each frame [F], in seconds."""
         return np.arange(self.n_frames) / self.fps
 
     def at(self, times: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -318,7 +308,6 @@ class CameraPath:
         return poses.expand(len(u), 3, 4).numpy(), np.interp(u, numbers, [key.fov for key in keys])
 
     def cameras(self) -> Cameras:
-        """Every frame, in the model's frame."""
         if not 0 < self.n_frames <= MAX_FRAMES:
             raise SceneError(f"the path has {self.n_frames} frames; it must have 1 to {MAX_FRAMES}")
         poses, fovs = self.at(self.times())
@@ -331,7 +320,7 @@ class CameraPath:
             pose = key.pose if transform is None else transform.to_input(key.pose)
             matrix = [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]
             listed.append({"transform_matrix": matrix, "fov": math.degrees(key.fov), "seconds": key.seconds})
-        content = to_json(in_files_world(cameras, transform), [f"{i:05d}" for i in range(len(cameras))])
+        content = cameras_json.to_json(in_files_world(cameras, transform), [f"{i:05d}" for i in range(len(cameras))])
         return json.dumps({"fps": self.fps, "keyframes": {"loop": self.loop, "list": listed}, **content}, indent=1)
 
 
@@ -370,18 +359,18 @@ def _of_keyframes(
         return None
     scale = None
     if is_ngp:
-        scale = number({"scale": NGP_SCALE} | content, "scale", where, above=0)
+        scale = cameras_json.number({"scale": NGP_SCALE} | content, "scale", where, above=0)
         advice = "if the scene's transforms.json has another, write it into this file"
         warnings.warn(f"{where}: read with scale {scale:g}; {advice}", stacklevel=3)
     is_loop = content.get("is_cycle") is True or content.get("loop") is True
     steps = max(len(kept) - (not is_loop), 1)
-    seconds = number({"seconds": SECONDS * steps} | content, "seconds", where, 0, 1e5) / steps
+    seconds = cameras_json.number({"seconds": SECONDS * steps} | content, "seconds", where, 0, 1e5) / steps
     keyframes = _keyframes(kept, f"{where}: keyframe", "matrix", transform, scale, seconds=seconds)
     return CameraPath(keyframes, is_loop, _fps(content, where), _size_of(content, where, size, own_size))
 
 
 def _fps(content: dict[str, Any], where: str) -> int:
-    return max(round(number({"fps": FPS} | content, "fps", where, 0, 1001)), 1)
+    return max(round(cameras_json.number({"fps": FPS} | content, "fps", where, 0, 1001)), 1)
 
 
 def _keyframes(
@@ -389,12 +378,12 @@ def _keyframes(
 ) -> list[Keyframe]:
     """The entries of a list in a file, whose matrix is under `key`, or instant-ngp's if there is a `scale`."""
     keyframes = []
-    for index, entry in enumerate(frames_of({"frames": entries}, where)):
+    for index, entry in enumerate(cameras_json.frames_of({"frames": entries}, where)):
         place, values = f"{where} {index}", {"fov": None, "seconds": SECONDS} | defaults | entry
         matrix = _rows(entry.get(key)) if scale is None else _of_ngp(entry, place, scale)
-        pose = pose_of(matrix, f"{place}, {key}")
-        fov = math.radians(number(values, "fov", place, *FOV_LIMITS))
-        seconds = number(values, "seconds", place, 0, LIMITS[1] + 1)
+        pose = cameras_json.pose_of(matrix, f"{place}, {key}")
+        fov = math.radians(cameras_json.number(values, "fov", place, *FOV_LIMITS))
+        seconds = cameras_json.number(values, "seconds", place, 0, LIMITS[1] + 1)
         keyframes.append(Keyframe(pose if transform is None else transform.to_model(pose), fov, seconds))
     return keyframes
 
@@ -403,7 +392,7 @@ def _rows(matrix: Any) -> Any:
     """A matrix that may be 16 numbers, row by row or column by column, and in a text; what is none stays as it is."""
     with contextlib.suppress(ValueError, RecursionError):
         matrix = json.loads(matrix, parse_int=float) if isinstance(matrix, str) else matrix
-    if not isinstance(matrix, list) or len(matrix) != 16 or not all(map(is_number, matrix)):
+    if not isinstance(matrix, list) or len(matrix) != 16 or not all(map(cameras_json.is_number, matrix)):
         return matrix
     rows = np.array(matrix, dtype=np.float64).reshape(4, 4)
     return (rows.T if np.abs(rows[3, :3]).max() > np.abs(rows[:3, 3]).max() else rows).tolist()
@@ -412,7 +401,7 @@ def _rows(matrix: Any) -> Any:
 def _of_ngp(entry: dict[str, Any], where: str, scale: float) -> Any:
     """The matrix of a quaternion R x y z w, OpenCV's axes, and a position T in instant-ngp's unit cube, y z x."""
     values = [entry.get("R"), entry.get("T")]
-    sizes = [len(part) if isinstance(part, list) and all(map(is_number, part)) else 0 for part in values]
+    sizes = [len(part) if isinstance(part, list) and all(map(cameras_json.is_number, part)) else 0 for part in values]
     if sizes != [4, 3] or not any(values[0]):
         raise SceneError(f"{where} must have 'R' of 4 numbers and 'T' of 3")
     x, y, z, w = values[0]

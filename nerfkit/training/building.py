@@ -22,7 +22,6 @@ _building = threading.Lock()
 
 
 def class_of(config: Config, model: Model | type[Model] | None) -> type[Model]:
-    """The class of what is trained."""
     if model is not None:
         return model if isinstance(model, type) else type(model)
     if config.model.kind not in MODELS:

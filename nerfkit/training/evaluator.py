@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from nerfkit import metrics
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.images.batch import ImagePool
@@ -22,17 +25,6 @@ from nerfkit.data.scene import Views, format_sizes
 from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import OwnFolder
-from nerfkit.metrics import (
-    CORRECTED_DEFINITION,
-    LPIPS_DEFINITION,
-    MAX_PSNR,
-    MIN_SIDE,
-    SSIM_DEFINITION,
-    Lpips,
-    color_corrected,
-    psnr,
-    ssim,
-)
 from nerfkit.model.base import Model
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
@@ -47,6 +39,7 @@ SCORES = ("psnr", "ssim", "lpips", *OTHER_SCORES)
 STEPS, RAYS = 100, 1024  # of Adam on the pose of a view, and of random pixels in each
 FIRST_RATE, LAST_RATE = 2e-3, 2e-5  # radians a step, about, and shares of the radius of data.box
 LIGHT_RATE = 1e-2
+DRAWN_AT_ONCE = 4  # comparison images
 ALIGNED_DEFINITION = (
     f"psnr after {STEPS} steps of Adam on the view's pose, from the given one, each on {RAYS} random pixels of its own "
     "image, with the field frozen (as in BARF, arXiv:2104.06405)"
@@ -73,7 +66,7 @@ def evaluate(
     the light or the pose of each view fitted, too: see `other_scores`.
     """
     check_scorable(views)
-    lpips = Lpips(config.eval.lpips, device) if config.eval.lpips else None
+    lpips = metrics.Lpips(config.eval.lpips, device) if config.eval.lpips else None
     images = views.load(progress_bar=processes.is_first)
     background = background_color(config.data.background, device)
     image_of = ImageRenderer(model, background)
@@ -85,17 +78,16 @@ def evaluate(
     name = score_name(split, other_scene)
     comparisons = processes.rank0_first(lambda: _comparison_folder(folder, name, set(compared.values())))
     rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
-    bar = tqdm(
-        processes.shard(len(cameras)), desc="evaluating", unit="view",
-        disable=not processes.is_first,
-    )  # fmt: skip
+    bar = tqdm(processes.shard(len(cameras)), desc="evaluating", unit="view", disable=not processes.is_first)
 
-    def compare(view: int, truth: Tensor, render: Tensor, score: float) -> None:
-        name = printable(views.names[view], 60)
-        comparisons.write(compared[view], png_bytes(comparison_image(truth, render, name, score)))
+    def compare(view: int, truth: Tensor, render: Tensor, score: float) -> tuple[str, bytes]:
+        with drawing:  # matplotlib is not made for threads
+            image = comparison_image(truth, render, printable(views.names[view], 60), score)
+        return compared[view], png_bytes(image)
 
-    with ThreadPoolExecutor(1, "comparisons") as writer:  # writes one, while the next views are rendered
-        written = writer.submit(lambda: None)
+    drawing = Lock()
+    with ThreadPoolExecutor(DRAWN_AT_ONCE, "comparisons") as artists:  # draw some, while the next views are rendered
+        drawn: deque[Future[tuple[str, bytes]]] = deque()
         for view in bar:
             truth, rendered, counts = beside_truth(image_of, images, views, cameras, view)
             render = rendered["rgb"]  # [H, W, 3]
@@ -105,12 +97,14 @@ def evaluate(
             _check_score(rows[-1], split)
             bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
             if view in compared and comparisons is not None:
-                written.result()
-                written = writer.submit(compare, view, truth, render, rows[-1]["psnr"])
-        written.result()
+                if len(drawn) == DRAWN_AT_ONCE:
+                    comparisons.write(*drawn.popleft().result())
+                drawn.append(artists.submit(compare, view, truth, render, rows[-1]["psnr"]))
+        for image in drawn:
+            comparisons.write(*image.result())
     shares = processes.all_gather([rows, n_ignored])
     rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
-    metrics = {
+    result = {
         **means(rows),
         "train_seconds": round(state["seconds"], 2),
         "steps": state["step"],
@@ -122,8 +116,8 @@ def evaluate(
     }
     if processes.is_first:
         owner = folder if name == OWN_SCORES else comparisons
-        owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
-    return metrics
+        owner.write(METRICS, json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def evenly_chosen(n: int, most: int) -> list[int]:
@@ -170,7 +164,7 @@ def in_order(shares: list[list[Any]]) -> list[Any]:
 
 
 def scores(
-    render: Tensor, truth: Tensor, counts: Tensor | None, lpips: Lpips | None = None, device: torch.device | str = "cpu"
+    render: Tensor, truth: Tensor, counts: Tensor | None, lpips: metrics.Lpips | None, device: torch.device
 ) -> dict[str, float | None]:
     """PSNR, SSIM and LPIPS of an image [H, W, 3]; LPIPS is None without its network. SSIM is computed on `device`.
 
@@ -178,7 +172,8 @@ def scores(
     """
     compared = render if counts is None else torch.where(counts[..., None], render, truth)
     distance = lpips(compared, truth) if lpips is not None else None
-    return {"psnr": psnr(render, truth, counts), "ssim": ssim(compared, truth, device), "lpips": distance}
+    similarity = metrics.ssim(compared, truth, device)
+    return {"psnr": metrics.psnr(render, truth, counts), "ssim": similarity, "lpips": distance}
 
 
 def other_scores(
@@ -201,10 +196,10 @@ def other_scores(
     if refined:
         camera = aligned(image_of.model, config, cameras, view, truth, counts, background)
         shown["_aligned"] = image_of(camera, 0)
-        found["psnr_aligned"] = psnr(shown["_aligned"]["rgb"], truth, counts)
+        found["psnr_aligned"] = metrics.psnr(shown["_aligned"]["rgb"], truth, counts)
     for name, images in shown.items() if in_its_light else ():
-        corrected = color_corrected(images["rgb"], images["opacity"], truth, background.cpu(), counts)
-        found[f"psnr{name}_cc"] = psnr(corrected, truth, counts)
+        corrected = metrics.color_corrected(images["rgb"], images["opacity"], truth, background.cpu(), counts)
+        found[f"psnr{name}_cc"] = metrics.psnr(corrected, truth, counts)
     return found
 
 
@@ -255,7 +250,6 @@ def aligned(
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """No parameter of `model` takes a gradient inside."""
     trained = [p for p in model.parameters() if p.requires_grad]
     model.requires_grad_(False)
     try:
@@ -266,12 +260,11 @@ def frozen(model: Model) -> Iterator[None]:
 
 
 def check_scorable(views: Views) -> None:
-    """Raise SceneError for images that SSIM's window does not fit into."""
     smallest = min(views.cameras.sizes(), key=min)
-    if min(smallest) < MIN_SIDE:
+    if min(smallest) < (least := metrics.MIN_SIDE):
         raise SceneError(
-            f"images of {smallest[0]}x{smallest[1]} pixels are too small to be scored: SSIM needs {MIN_SIDE}x{MIN_SIDE}"
-            "; lower data.downscale if it is above 1, or leave scoring out with --eval.after_training false"
+            f"images of {smallest[0]}x{smallest[1]} pixels are too small to be scored: SSIM needs {least}x{least}; "
+            "lower data.downscale if it is above 1, or leave scoring out with --eval.after_training false"
         )
 
 
@@ -319,12 +312,12 @@ def protocol(
         "downscale_filter": "area, colors weighted by alpha",
         "color_space": "sRGB values as stored",
         "quantisation": "truth 8 bit, render float32 clamped to [0, 1]",
-        "psnr": f"-10 log10(MSE) per view, at most {MAX_PSNR:g}, mean over views",
-        **({"psnr_cc": CORRECTED_DEFINITION} if has_light else {}),
+        "psnr": f"-10 log10(MSE) per view, at most {metrics.MAX_PSNR:g}, mean over views",
+        **({"psnr_cc": metrics.CORRECTED_DEFINITION} if has_light else {}),
         **({"psnr_aligned": ALIGNED_DEFINITION} if has_pose else {}),
         **({"psnr_aligned_cc": "psnr_cc of the view that psnr_aligned is of"} if has_light and has_pose else {}),
-        "ssim": SSIM_DEFINITION,
-        "lpips": LPIPS_DEFINITION if config.eval.lpips else None,
+        "ssim": metrics.SSIM_DEFINITION,
+        "lpips": metrics.LPIPS_DEFINITION if config.eval.lpips else None,
         "versions": versions(),
         "device": device_name(device),
         "backend": {op: resolved.backend for op, resolved in model.resolved(device).items()},

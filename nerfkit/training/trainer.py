@@ -120,7 +120,7 @@ class Trainer:
         self.optimizer = adam(groups, rate, config.trainer.optimizer == "lazy_adam")
         self.processes, self.together = processes, OneProcess()
         if processes.size > 1:
-            self.together = Distributed(processes, config, self.model, self.adjustments, self.generator)
+            self.together = Distributed(processes, config.seed, self.model, self.adjustments, self.generator)
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too
         self._resumed_at = 0, 0.0  # step, and place in the schedule
@@ -159,7 +159,6 @@ class Trainer:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """What is done inside counts as training."""
         began = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - began

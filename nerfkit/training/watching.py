@@ -92,7 +92,6 @@ class Progress:
             self.previews.finish(self.trainer, stopped)
 
     def close(self, metrics: dict[str, Any] | None = None) -> None:
-        """End, with the scores of the trained model if there are some."""
         if self.trainer.processes.is_first:
             plot_training(self.folder, metrics)
         if self.board is not None:
@@ -125,7 +124,6 @@ class Watcher:
     failed = False
 
     def attempt(self, act: Callable[[], object]) -> None:
-        """Do something, unless that failed before."""
         if self.failed:
             return
         try:
@@ -204,18 +202,14 @@ class Previews(Watcher):
         truth = to_uint8(self.truth)
         if not (stopped and steps) and trainer.step not in steps:
             self._draw(trainer)
-        images = self._drawn(truth)
+        drawn = {step: imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()}
+        images = {step: image for step, image in drawn.items() if image.shape == truth.shape}  # not another device's
         known = [(0, 0.0), *((line["step"], line["seconds"]) for line in read_log(self.folder.path.parent))]
         seconds = np.interp(list(images), *zip(*known, (trainer.step, trainer.seconds), strict=True))
         titles = [f"step {step}\n{time:.1f} s" for step, time in zip(images, seconds, strict=True)]
         self.folder.write(TRUTH, png_bytes(self.truth))
         self.folder.write(STRIP, png_bytes(strip(titles, list(images.values()), truth)))
         self.folder.write(GIF, moving_bytes("GIF", list(images.values()) or [truth], FPS, LAST))
-
-    def _drawn(self, truth: np.ndarray) -> dict[int, np.ndarray]:
-        """The images of the size of the truth by step; those that another device drew may have another."""
-        drawn = {step: imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()}
-        return {step: image for step, image in drawn.items() if image.shape == truth.shape}
 
 
 def strip(titles: list[str], images: list[np.ndarray], truth: np.ndarray) -> Tensor:
@@ -253,7 +247,6 @@ class ScoresOverTime:
             trainer.log({TEST_PSNR: score})
 
     def score(self, trainer: Trainer) -> float:
-        """Mean PSNR of the views [dB]."""
         scores = []
         with in_eval_mode(trainer.model):
             image_of = ImageRenderer(trainer.model, self.background)
@@ -294,7 +287,6 @@ class TensorBoard(Watcher):
         self.attempt(open_folder)
 
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
-        """Write what `trainer` logs, and the images."""
         trainer.on_log.append(self.add_line)
         if previews is not None:
             previews.on_image.append(self.add_image)
@@ -308,17 +300,14 @@ class TensorBoard(Watcher):
                 self._add("scalar", f"train/{name}", value, line["step"])
 
     def add_image(self, step: int, image: Tensor) -> None:
-        """An image [H, W, 3] in [0, 1]."""
         self._add("image", "preview", image, step, dataformats="HWC")
 
     def add_scores(self, metrics: dict[str, Any]) -> None:
-        """Scores after the training."""
         for name in SCORES:
             if metrics.get(name) is not None:
                 self._add("scalar", f"test/final_{name}", metrics[name], metrics["steps"])
 
     def close(self) -> None:
-        """Write what is left."""
         self.attempt(lambda: self.writer.close())
 
     def _add(self, kind: str, *values: Any, **options: Any) -> None:

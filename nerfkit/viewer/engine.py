@@ -68,11 +68,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        start: Callable[[Any, int, int, Any], Any],
-        deliver: Callable[[int, Any, int], None],
-        failed: Callable[[int, Exception], None],
-        clock: Callable[[], float] = time.perf_counter,
+        self, start: Callable, deliver: Callable, failed: Callable, clock: Callable[[], float] = time.perf_counter
     ):
         self.start, self.deliver, self.failed, self.clock = start, deliver, failed, clock
         self.frame_seconds = 1 / 15  # of a frame while the camera moves, where that suffices for the smallest
@@ -173,7 +169,6 @@ class Engine:
         return self._drawing is None
 
     def progress(self, client: int) -> tuple[tuple[int, int], float] | None:
-        """Width, height and the share that is done of the frame that is drawn for a client, if one is."""
         drawing = self._drawing
         return (drawing.size, drawing.share) if drawing is not None and drawing.client.id == client else None
 
@@ -208,7 +203,6 @@ class Engine:
         return self.resolutions.setdefault(request.look.output, Resolution())
 
     def _scale(self, drawing: _Drawing) -> tuple[float, int]:
-        """Of the sides of a frame, and the stage that is next."""
         (width, height), resolution = drawing.request.size, self._resolution(drawing.request)
         if drawing.stage == FINE:
             return 2.0, DONE

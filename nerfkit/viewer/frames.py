@@ -64,7 +64,6 @@ def rotation_of(wxyz: Any) -> np.ndarray:
 
 
 def quaternion_of(rotation: np.ndarray) -> np.ndarray:
-    """Quaternion [4], w first, of a rotation [3, 3]."""
     return SO3.from_matrix(np.asarray(rotation, dtype=np.float64)).wxyz
 
 
@@ -114,8 +113,6 @@ class Look:
 
 
 class ModelFrame:
-    """One frame of a scene, half drawn until `finish`."""
-
     def __init__(self, scene: ViewerScene, viewpoint: Viewpoint, width: int, height: int, look: Look):
         self.scene, self.look, self.size, self.n_rays = scene, look, (width, height), width * height
         self.device, self.viewpoint = scene.background.device, viewpoint

@@ -99,7 +99,6 @@ class Sharing:
     credit: dict[str, float] = field(default_factory=lambda: dict.fromkeys((AWAITED, SHOWN, JOB), 0.0))  # seconds
 
     def add_training(self, seconds: float, has_job: bool = False) -> None:
-        """Training has had `seconds`."""
         earned = seconds * (1 - self.training) / self.training / (1 + has_job)
         for kind, more, most in ((AWAITED, seconds, 0.0), (SHOWN, earned, 0.0), (JOB, earned * has_job, LONGEST_TURN)):
             self.credit[kind] = min(self.credit[kind] + more, most)

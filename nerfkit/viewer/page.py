@@ -139,7 +139,6 @@ class Page:
         self.entitle(title)
 
     def entitle(self, title: str) -> None:
-        """Name the panel and the browser's tab."""
         from viser import _messages
 
         self.server.gui.set_panel_label(title)
@@ -175,7 +174,6 @@ class Page:
 
 
 def import_viser() -> Any:
-    """The package viser; UserError that says how to get it."""
     try:
         import viser
     except ImportError:

@@ -84,7 +84,6 @@ class ViewerScene:
         return float(np.linalg.norm(self.box[1] - self.box[0])) / 2
 
     def in_files(self, distance: float) -> float:
-        """A length of the model's frame in that of the files."""
         return distance if self.transform is None else self.transform.distance_to_input(distance)
 
     @property

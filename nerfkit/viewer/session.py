@@ -63,7 +63,6 @@ class State:
             event(call)
 
     def attempt(self, session: Session, do: Callable[..., object], *args: Any) -> None:
-        """Do something for a session, which is told of an error: none ends the thread it is in, nor a training."""
         try:
             do(session, *args)
         except Exception as error:
@@ -148,7 +147,6 @@ class Session:
         self.go(cameras.camera_to_world[view].double().numpy(), vertical_fov(cameras, view))
 
     def go(self, pose: np.ndarray, fov: float) -> None:
-        """Move its camera to a pose [3, 4] of the model's."""
         camera, (wxyz, position) = self.client.camera, in_browser(pose)
         with self.client.atomic():
             camera.position, camera.wxyz, camera.fov = position, wxyz, fov
@@ -178,7 +176,6 @@ class Session:
         self._times.append(time.perf_counter())
 
     def tell_status(self, now: float) -> None:
-        """Say what is shown and what is waited for, if it is time to."""
         if self.status is None or now - self._status_at < STATUS_SECONDS:
             return
         self._status_at, scene = now, self.state.scene

@@ -57,7 +57,6 @@ class Viewer:
         page.server.on_client_disconnect(self._left)
 
     def later(self, call: Callable[[], None]) -> None:
-        """Have `call` done by the thread that renders."""
         self._calls.put(call)
         self.awake = True
         self.engine.wake()

@@ -103,7 +103,6 @@ def inside(n: int) -> Tensor:
 
 
 def along_a_line(n: int) -> Tensor:
-    """Neighbours, as samples of a ray are."""
     return torch.rand(1, 3).double() * 0.5 + torch.linspace(0, 0.4, n).double()[:, None]
 
 

@@ -33,7 +33,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def assert_close(got: Tensor, wanted: Tensor, what: str) -> None:
-    """Require `got` to match `wanted` (float64) within the tolerance of its dtype."""
     rtol, atol = TOLERANCE[got.dtype]
     message = lambda text: f"{what}: {text}"  # noqa: E731
     torch.testing.assert_close(got.double().cpu(), wanted.double().cpu(), rtol=rtol, atol=atol, msg=message)
@@ -50,7 +49,6 @@ def fused_params(op: str) -> list:
 
 
 def on_backends(cases: list[Case], params=backend_params) -> pytest.MarkDecorator:
-    """The test runs every case on every backend of its op."""
     pairs = [(case, p) for case in cases for p in params(case.op)]
     return pytest.mark.parametrize(
         "case, backend, device",
@@ -100,7 +98,6 @@ def as_tuple(result: Tensor | tuple) -> tuple[Tensor, ...]:
 
 
 def forward_and_backward(case: Case, arguments: list) -> list[Tensor]:
-    """Outputs and the gradients of their sum, detached."""
     inputs = case.tensors(arguments)
     outputs = as_tuple(case.function(*arguments))
     smooth = [x for x in outputs if x.is_floating_point()]

@@ -66,7 +66,6 @@ def test_sizes(size, kernel, window, dtype, share, layout, backend, device):
 @both_layouts
 @pytest.mark.parametrize("kernel", [3, 7])
 def test_memory_format_and_gradients_alone(kernel, layout, backend, device):
-    """The result keeps the format, and a gradient has the same bits without the others."""
     x, *parameters = draw((3, 16, 24, 32), (kernel, kernel), torch.float32, layout, device)
     out, *together = results(backend, [x, *parameters], {"padding": kernel // 2})
     assert out.is_contiguous(memory_format=layout)

@@ -83,7 +83,6 @@ def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
 
 @pytest.mark.skipif("cpp" not in ops.available("lltm"), reason="needs the C++ ops")
 def test_a_step_of_make_demo_runs_its_compiled_ops():
-    """Feature grid, convolution and recurrence along the rays, among others."""
     config = load([preset_path("orrery_cpu")])
     config.data.downscale, config.trainer.samples_per_step, config.device = 20, 256, "cpu"
     trainer = nerfkit.Trainer(config)

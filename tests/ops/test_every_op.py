@@ -69,7 +69,6 @@ def test_gradient(case: Case, backend: str, device: str):
 
 @harness.on_backends(CASES)
 def test_layouts(case: Case, backend: str, device: str):
-    """Transposed storage, slices of a larger tensor and expanded gradients change nothing."""
     backend = harness.usable(case, backend, device, torch.float64)
     results = []
     for relayout in harness.LAYOUTS[:3]:
@@ -136,7 +135,6 @@ def test_opcheck(case: Case, backend: str, device: str):
 
 @harness.on_backends(SMOOTH, harness.fused_params)
 def test_deterministic(case: Case, backend: str, device: str):
-    """torch.use_deterministic_algorithms: ten runs give the same bits."""
     dtype = harness.kernel_dtype(case, backend)
     arguments = case.arguments(dtype, device)
     for tensor in case.tensors(arguments):
@@ -154,7 +152,6 @@ def test_deterministic(case: Case, backend: str, device: str):
 @pytest.mark.parametrize("case", [c for c in CASES if c.op != "march"], ids=lambda c: f"{c.op}-{c.name}")
 @pytest.mark.cuda
 def test_graph_and_stream(case: Case):
-    """On a side stream and in a CUDA graph the results are those of the default stream."""
     dtype = harness.kernel_dtype(case, "cuda")
     arguments = case.arguments(dtype, "cuda")
     for tensor in case.tensors(arguments):

@@ -122,7 +122,6 @@ def needs(size: float, device: str) -> None:
 
 
 def of_units(x: Tensor, units: int, first: int) -> Tensor:
-    """Rows of PART units from the first one on."""
     rows = x.shape[0] // units
     return x[first * rows : (first + PART) * rows]
 
@@ -202,7 +201,6 @@ def test_parts(op, arguments: Callable, units: int, size: float, backend: str, d
 @pytest.mark.parametrize("backend, device", fused_params("march"))
 @one_small_one_large
 def test_samples(backend: str, device: str, is_large: bool):
-    """Samples of the first and last rays are those of these rays alone."""
     if is_large:
         needs(19e9, device)
     n_rays, make = 2**21 + 2**15 if is_large else FEW, Make(torch.float32, device)

@@ -23,7 +23,6 @@ FULL = torch.ones(4, 4, 4, dtype=torch.bool)
 
 
 def march_on(backend: str, device: str, *inputs, **options) -> tuple[torch.Tensor, ...]:
-    """What `march` gives on that backend, on the CPU."""
     moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
     options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
     with ops.backend(backend):

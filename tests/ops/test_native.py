@@ -60,7 +60,6 @@ def test_a_library_that_does_not_load_gives_way(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize("capability", LIBRARY_OF)
 @pytest.mark.long
 def test_kernels_for_other_cpus(capability: str):
-    """Every case of every op by that library: forward and backward."""
     library = LIBRARY_OF[capability]
     if not native.loaded("cpp"):
         pytest.skip("needs the C++ ops")

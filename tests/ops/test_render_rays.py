@@ -67,7 +67,6 @@ def field(
 
 
 def drawn_field(seed: int) -> dict:
-    """A random field of random sizes, some of whose rays are no rays."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     n_features = draw.choice((2, 2, 4))
@@ -124,7 +123,6 @@ def test_rays_without_samples_have_the_background():
 
 
 def small_renderer(kind: str, **model) -> Renderer:
-    """An untrained one, whose field is anything but empty."""
     torch.manual_seed(1)
     model = {
         "levels": 8,

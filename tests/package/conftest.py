@@ -22,7 +22,6 @@ IGNORED = shutil.ignore_patterns(
 
 
 def run(*command: str | Path, folder: Path, **variables: str) -> str:
-    """What the command printed; it has to succeed."""
     environment = os.environ | variables
     done = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -56,7 +55,6 @@ class Environment:
         run(*pip, "--force-reinstall", "--ignore-installed", wheel, folder=folder)
 
     def run(self, program: str, *arguments: str | Path, folder: Path, **variables: str) -> str:
-        """Run a program of this environment; of the checkout it sees nothing."""
         return run(self.bin / program, *arguments, folder=folder, PYTHONPATH="", **variables)
 
 
@@ -68,7 +66,6 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def sdist(source: Path, tmp_path_factory) -> Path:
-    """The sdist, unpacked."""
     folder = tmp_path_factory.mktemp("sdist")
     run(sys.executable, "setup.py", "-q", "sdist", "-d", folder, folder=source, NERFKIT_NATIVE="0")
     (archive,) = folder.glob("*.tar.gz")

@@ -45,7 +45,6 @@ def read_setup(monkeypatch):
 
 
 def program(path: Path, answer: str) -> Path:
-    """An executable at `path` that prints `answer`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -69,7 +68,6 @@ def recorded(names: dict, package: Path, built: set[str]) -> str:
 
 @pytest.fixture
 def no_nvcc(monkeypatch) -> None:
-    """A machine without nvcc."""
     monkeypatch.setattr("shutil.which", lambda name, which=shutil.which, **_: None if name == "nvcc" else which(name))
     monkeypatch.setattr(Path, "exists", lambda path, exists=Path.exists: path.name != "nvcc" and exists(path))
 
@@ -184,7 +182,6 @@ class Tree:
         file.write_text(text)
 
     def build(self, status: int = 0, **variables: str) -> str:
-        """What a build says."""
         command = [sys.executable, "setup.py", "build_ext", "--build-lib", "out"]
         environment = os.environ | {"NERFKIT_NATIVE": "1", "NERFKIT_CUDA": "0", "MAX_JOBS": "2"} | variables
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)

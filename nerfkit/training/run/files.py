@@ -43,12 +43,6 @@ OTHER_SCORES = {  # where training views had a light or pose of their own: what 
 T = TypeVar("T")
 
 
-class _Head(msgspec.Struct):
-    """What scene.json says first."""
-
-    format: Any = None
-
-
 def check_is_run(folder: Path) -> None:
     """Raise RunError for a folder that holds no run, or one of another format than `RUN_FORMAT`."""
     if not exists(folder):
@@ -56,7 +50,7 @@ def check_is_run(folder: Path) -> None:
     for name in (CONFIG, SCENE):
         if not exists(folder / name):
             raise RunError(f"'{printable(folder)}' is no run: it has no {name}; give a folder that nerfkit train wrote")
-    found = read_scene_as(_Head, folder).format
+    found = read_scene_as(dict[str, Any], folder).get("format")
     if found != RUN_FORMAT:
         raise RunError(
             f"{printable(folder)} has {'no run format' if found is None else f'run format {printable(str(found))}'}; "
@@ -74,23 +68,19 @@ def read_scene_as(kind: type[T], folder: Path) -> T:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration of a run."""
     check_is_run(folder)
     return config_module.from_dict(read_toml(folder / CONFIG), printable(folder / CONFIG))
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether `folder` holds a checkpoint."""
     return any((folder / name).exists() for name in (NEWEST, PREVIOUS))
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Logged steps; incomplete and other lines are skipped."""
     return read_lines(folder, "loss")
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Scores of held-out views on the way, from the same file."""
     return read_lines(folder, TEST_PSNR)
 
 
@@ -134,7 +124,6 @@ def score_name(split: str, other_scene: str = "") -> str:
 
 
 def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
-    """File of a split's scores."""
     name = score_name(split, other_scene)
     return folder / METRICS if name == OWN_SCORES else folder / name / METRICS
 

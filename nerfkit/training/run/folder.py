@@ -78,7 +78,6 @@ class RunScene:
 
 
 def describe(scene: Scene) -> RunScene:
-    """Description of `scene` for a run folder."""
     splits = {name: to_json(views.cameras, views.names) for name, views in scene.views.items()}
     paths = {name: to_json(path, [f"{view:04d}" for view in range(len(path))]) for name, path in scene.paths.items()}
     transform = scene.transform.to_json() if scene.transform is not None else None

@@ -72,7 +72,6 @@ class ViewAdjustments(nn.Module):
 
     @torch.no_grad()
     def cameras(self, cameras: Cameras) -> Cameras:
-        """The training views' cameras where they are thought to have stood."""
         if self.poses is None:
             return cameras
         return moved_cameras(cameras, self._moves())
@@ -114,7 +113,6 @@ def without_gradients(model: Model) -> UserError:
 
 
 def centered(values: Tensor) -> Tensor:
-    """`values` [V, ...] less their mean over the views."""
     return values - values.mean(0)
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nerfkit.config import Config
 from nerfkit.errors import RunError, TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.occupancy import OccupancyGrid
@@ -77,7 +76,6 @@ class Distributed(OneProcess):
 
     Args:
         processes: that add.
-        config: uses seed.
         model: on one device, its parameters of one type.
         adjustments: what is learned of the views besides.
         generator: of the training.
@@ -86,15 +84,10 @@ class Distributed(OneProcess):
     warm_up_steps = 12  # NCCL connects in the first ones
 
     def __init__(
-        self,
-        processes: Processes,
-        config: Config,
-        model: Model,
-        adjustments: ViewAdjustments,
-        generator: torch.Generator,
+        self, processes: Processes, seed: int, model: Model, adjustments: ViewAdjustments, generator: torch.Generator
     ):
         self.processes, self.model, self.adjustments, self.generator = processes, model, adjustments, generator
-        self.seed = config.seed
+        self.seed = seed
         self.steps_at_once = float(processes.size)  # as many rays in all as of one process
         self.parameters = [p for p in (*model.parameters(), *adjustments.parameters()) if p.requires_grad]
         if len({p.dtype for p in self.parameters}) > 1:

@@ -11,16 +11,11 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config, TrainerConfig
-from nerfkit.config.recipe import FAST_RATE
 from nerfkit.model.base import Model
 from nerfkit.ops import lazy_adam
 
 DTYPES = (torch.float32, torch.float64)
 DECAY_EVERY = 16  # steps; a table is read and written as a whole, which would take a good part of each step's time
-
-# Of the learning rate, where that is FAST_RATE, with which it was measured: docs/benchmarks.md; with size large in
-# unbounded space the other one.
-GRID_WEIGHT_DECAY, UNBOUNDED_WEIGHT_DECAY = 0.1, 0.03
 LR_WARMUP = 100  # steps in which the learning rate rises; of a short training a tenth
 
 
@@ -38,16 +33,14 @@ def learning_rate(settings: TrainerConfig, step: int, progress: float) -> float:
 def decay_tables(model: Model, config: Config, step: int, rate: float) -> None:
     r"""Every `DECAY_EVERY` steps, as if each of them had shrunk the model's tables,
 
-    .. math:: x \leftarrow (1 - rate \cdot decay)\, x
+    .. math:: x \leftarrow (1 - rate \cdot weight\_decay)\, x
 
     beside the optimiser's step, so that all features shrink alike, whatever their gradients. Source: I. Loshchilov and
     F. Hutter, "Decoupled weight decay regularization" (arXiv:1711.05101).
     """
-    if config.trainer.learning_rate == FAST_RATE and step % DECAY_EVERY == 0:
-        is_unbounded = config.size == "large" and config.sampling.kind == "contracted"
-        decay = UNBOUNDED_WEIGHT_DECAY if is_unbounded else GRID_WEIGHT_DECAY
+    if config.trainer.weight_decay and step % DECAY_EVERY == 0:
         for table in model.tables():
-            table.mul_((1 - rate * decay) ** DECAY_EVERY)
+            table.mul_(max(1 - rate * config.trainer.weight_decay, 0) ** DECAY_EVERY)
 
 
 def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimizer:

@@ -43,8 +43,6 @@ BYTES_PER_PIXEL = 64  # of values and images of a frame, about
 
 
 class PathPanel:
-    """One path, which all clients see and may edit."""
-
     def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State, size: float):
         self.state, self.path, self.size = state, CameraPath(), size  # of a keyframe in the scene
         self.playing: tuple[int, float | None] | None = None  # client, and when its preview began
@@ -216,14 +214,12 @@ class PathFiles:
         state.on(lambda session: state.do_later(session, self._command), command.on_click)
 
     def keep(self, place: str, kind: str, name: str, content: str | bytes) -> Path:
-        """Write a file into a folder in the run folder."""
         folder = self.state.scene.folder
         folder.child(place, kind).write(name, content)
         self._list(f"{place}/{name}")
         return folder.path / place / name
 
     def keep_path(self, stem: str, path: CameraPath) -> Path:
-        """Write a path under a name that is free."""
         name = f"{free(self.state.scene.folder.path / PATHS, stem)}.json"
         return self.keep(PATHS, "paths", name, path.to_json(self.state.scene.transform))
 

@@ -100,7 +100,6 @@ class CamerasPanel:
             self.state.on(lambda session, view=view: session.go_to(view), frustum.on_click)
 
     def _thumbnails(self) -> Iterator[None]:
-        """Put small training images into the frusta, one at a time."""
         views = list(self.frusta)
         for view in views[:: -(-len(views) // MAX_THUMBNAILS)]:
             image = self.state.scene.photo(view).permute(2, 0, 1)

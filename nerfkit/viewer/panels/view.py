@@ -29,7 +29,6 @@ Click: how deep it is there."""
 
 
 def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
-    """Show a client what is drawn for it, of which view, and how fast."""
     gui = session.client.gui
     with tab:
         session.status, session.probed = gui.add_markdown(""), gui.add_markdown("")
@@ -97,7 +96,6 @@ def _add_views(gui: viser.GuiApi, session: Session) -> None:
 
 
 def _far(scene: ViewerScene) -> float:
-    """A depth behind everything, a round number."""
     return float(f"{3 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max()):.1g}")
 
 
