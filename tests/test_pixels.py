@@ -230,6 +230,9 @@ def test_all_directions_of_panoramas_are_equally_likely(windowed: bool, sizes: l
     drawn = views.draw(200_000)
     view, row, column = drawn.pixels.long().unbind(-1)
     torch.testing.assert_close(drawn.rays.directions, cameras.rays(view, column, row).directions)
+    assert drawn.jitter.mean() == pytest.approx(0.5, abs=0.01) and drawn.jitter.std() == pytest.approx(
+        12**-0.5, abs=0.01
+    )
     is_around = drawn.view < 7
     up = drawn.rays.directions[is_around, 1]
     assert up.abs().mean() == pytest.approx(0.5, abs=0.02) and up.square().mean() == pytest.approx(1 / 3, abs=0.02)
