@@ -251,7 +251,7 @@ def test_gradients_of_projections(model: str):
     points = torch.cat([POINTS, unseen]).requires_grad_()
     pixels = lens.project(points)
     assert pixels[3].isnan().all() == (model != "EQUIRECTANGULAR") and pixels[4].isnan().all()
-    assert pixels[5].isnan().all() == (model not in WIDE)
+    assert pixels[5].isnan().all() == (not lens.is_wide) == (model not in WIDE)
     pixels.nansum().backward()
     assert points.grad.isfinite().all() and points.grad[0].abs().sum() > 0
 
@@ -379,6 +379,7 @@ BAD = {  # arguments, and what the error has to name
     "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0.0"),
     "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
     "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
+    "alpha": (("EUCM", (500.0, 500.0, 320.0, 240.0, 1.2, 1.0), 640, 480), "EUCM", "alpha", "from 0 to 1", "1.2"),
 }
 
 

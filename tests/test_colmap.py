@@ -316,6 +316,7 @@ BAD_TEXT = {
         image_line(pose="0 0 0 0 1 2 3"): ("line 1", "a.png", "0.0"),
         image_line(pose="1 0 0 0 1 2 -1e300"): ("line 1", "-1e+300"),
         image_line()[:-1] + image_line(name="b c d.png"): ("line 2", "d.png"),
+        image_line()[:-1] + "1 2 3 4\n": ("line 2", "line 1", "1 2 3 4"),
         image_line(camera_id="8"): ("line 1", "a.png", "id 8", "7"),
         image_line() + image_line("2"): ("line 3", "a.png", "twice"),
         image_line() + image_line(name="b.png"): ("line 3", "id 1"),

@@ -13,6 +13,7 @@ from nerfkit.data.ply import read_points
 from nerfkit.data.readers import READERS
 from nerfkit.errors import SceneError
 from tests.captures import check_refused, mutated, random_poses, touch
+from tests.naming import assert_names
 
 NAMES = ["b.JPG", "a 1.png", "a 10.png"]
 LLFF = READERS["llff"]
@@ -55,7 +56,7 @@ def test_the_least_reduced_images_are_taken(tmp_path):
     touch(tmp_path, "images_4/Thumbs.db", "images_4/._b.JPG", "images_4/more/c.png", "masks/a 1.jpg", "masks/b.png")
     capture = LLFF.read(tmp_path)
     assert {image.file.parent for image in capture.images} == {tmp_path / "images_4"}
-    assert "images are taken from images_4" in [note.text for note in capture.notes]
+    assert_names(str(capture.notes), "images are taken from images_4", "1 images in folders within images_4")
     assert capture.images[0].lens.width == 64, "the size is that of the original images"
     assert [image.mask and image.mask.name for image in capture.images] == ["a 1.jpg", None, "b.png"]
 

@@ -203,6 +203,7 @@ def edit(first: dict | None = None, **values):
 
 BAD = {  # a change of the file, and what the error has to name
     "fov_of_half_a_circle": (edit(x_fov=180), "frame 0", "x_fov", "180"),
+    "thin_prism": (edit(s1=0.1, s3=0.2), "frame 0", "s1, s3"),
     "k3_and_k4_of_unknown_dialect": (edit(k3=0.1, k4=0.1), "frame 0", "k3", "k4", "camera_model"),
     "distortion_params_short": (edit(distortion_params=[0.1, 0.2]), "frame 0", "distortion_params", "6"),
     "distortion_params_differ": (edit(distortion_params=[0.1, 0, 0, 0, 0, 0], k1=0.2), "'k1'", "0.1", "0.2"),
