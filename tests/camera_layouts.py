@@ -18,7 +18,6 @@ def look_at(eyes: np.ndarray, targets: np.ndarray, up: tuple[float, float, float
 
 
 def ring(n: int = 30, start: float = 0.0, end: float = 2 * np.pi, radius: float = 3.0) -> np.ndarray:
-    """Around the point (0, 0, 0.5), at changing heights."""
     angle = np.linspace(start, end, n, endpoint=False)
     height = 1 + 0.5 * np.sin(5 * angle)
     eyes = np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1)
@@ -33,7 +32,6 @@ def grid(columns: int = 6, rows: int = 4) -> np.ndarray:
 
 
 def corridor(n: int = 40, length: float = 30.0) -> np.ndarray:
-    """A walk along x that looks to the left, ahead and to the right in turn."""
     x = np.linspace(0, length, n)
     eyes = np.stack([x, 0.2 * np.sin(x), 1.6 + 0.05 * np.cos(3 * x)], axis=1)
     turn = 1.4 * np.sin(np.arange(n) * 0.9)
@@ -57,7 +55,6 @@ def cloud(center: tuple[float, float, float], size: float, n_views: int, n: int 
 
 
 def similarity(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """A random rotation [3, 3], translation [3] and scale."""
     generator = np.random.default_rng(seed)
     rotation = np.linalg.qr(generator.normal(size=(3, 3)))[0]
     rotation *= np.sign(np.linalg.det(rotation))

@@ -19,14 +19,12 @@ VALUES = [None, True, -1, 0, 1e300, 10**400, float("nan"), "", "text", "1.5", []
 
 
 def touch(folder: Path, *names: str) -> None:
-    """Empty files."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
 
 
 def random_poses(count: int, generator: np.random.Generator) -> np.ndarray:
-    """Camera to world [count, 3, 4]."""
     rotation = np.linalg.qr(generator.normal(size=(count, 3, 3)))[0]
     rotation *= np.sign(np.linalg.det(rotation))[:, None, None]
     return np.concatenate([rotation, generator.normal(size=(count, 3, 1))], axis=2)

@@ -29,7 +29,6 @@ STATE = {"seconds": 1.0, "step": 1, "backend": {}}
 
 
 def poses(count: int, distance: float = 3.0) -> list[np.ndarray]:
-    """4x4 around the scene."""
     generator = np.random.default_rng(0)
     return [look_at(drawn_eye(generator) * distance * generator.uniform(0.9, 1.1)) for _ in range(count)]
 
@@ -47,7 +46,6 @@ def capture_in(folder: Path, lenses: list[Lens], distance: float = 3.0) -> Captu
 
 
 def colmap_in(folder: Path, lenses: list[Lens], **options) -> Path:
-    """The toy scene as a COLMAP folder."""
     write_colmap(folder, capture_in(folder, lenses, **options))
     return folder
 
@@ -163,7 +161,6 @@ WRITERS = {
 
 
 def masks_in(folder: Path, white: np.ndarray) -> None:
-    """A mask for every image, white where `white` [H, W] is."""
     (folder / "masks").mkdir(exist_ok=True)
     for file in (folder / "images").iterdir():
         Image.fromarray((white * 255).astype(np.uint8)).save(folder / "masks" / file.name)
@@ -173,7 +170,6 @@ LEFT = np.arange(26)[None].repeat(22, 0) < 10
 
 
 def call(command, *arguments) -> None:
-    """Run a command that has to succeed."""
     assert run_main(command, *arguments) == 0
 
 
@@ -186,7 +182,6 @@ SMALL = (  # options with which training takes a second
 
 
 def noise(index: int) -> np.ndarray:
-    """An image [H, W, 3] uint8, for each index another."""
     return np.random.default_rng(index).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
 
 
@@ -210,8 +205,7 @@ def write_capture(
     if points is not None:
         content["ply_file_path"] = "points.ply"
         nothing = np.zeros(len(points), np.int64)
-        ply.write_points(
-            folder / "points.ply", Points(points, np.full((len(points), 3), 128, np.uint8), nothing, nothing)
-        )
+        colors = np.full((len(points), 3), 128, np.uint8)
+        ply.write_points(folder / "points.ply", Points(points, colors, nothing, nothing))
     (folder / "transforms.json").write_text(json.dumps(content))
     return folder

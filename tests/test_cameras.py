@@ -43,9 +43,9 @@ def test_paths_are_rigid_and_closed(cameras, path: str):
     made = paths.interpolate(cameras, 48) if path == "interpolate" else getattr(paths, path)(cameras, target, up, 48)
     rotation = made.camera_to_world[:, :, :3]
     torch.testing.assert_close(rotation @ rotation.mT, torch.eye(3).expand(48, 3, 3), rtol=0, atol=1e-5)
-    torch.testing.assert_close(torch.linalg.det(rotation), torch.ones(48), rtol=0, atol=1e-5)
-    assert torch.equal(made.focal, cameras.focal[:1].expand(48, 2)) and (made.width, made.height) == (26, 22)
-    assert torch.equal(made.center, cameras.center[:1].expand(48, 2)), "intrinsics are the first camera's"
+    assert (torch.linalg.det(rotation) > 0).all()
+    assert torch.equal(made.focal, cameras.focal[:1].expand(48, 2)), "intrinsics are the first camera's"
+    assert torch.equal(made.center, cameras.center[:1].expand(48, 2)) and (made.width, made.height) == (26, 22)
     steps = (made.positions - made.positions.roll(1, 0)).norm(dim=-1)
     assert steps[0] < 3 * steps[1:].max(), "the last frame leads back to the first"
 
@@ -60,7 +60,7 @@ def test_interpolation_goes_through_the_cameras_and_is_smooth_there(cameras):
 
 
 def test_orbit_goes_round_the_up_axis(cameras):
-    """At one height and distance, in equal steps, the last of which leads back to the first."""
+    """Counter-clockwise, at one height and distance, in equal steps, the last of which leads back to the first."""
     target, up = torch.tensor([0.1, -0.2, 0.3]), torch.tensor([-0.6, 0.0, 0.8])
     made = paths.orbit(cameras, target, up, 8, elevation=30)
     offsets = made.positions - target
@@ -72,20 +72,9 @@ def test_orbit_goes_round_the_up_axis(cameras):
     torch.testing.assert_close(turns, torch.full((8,), 0.5**0.5), msg="45 degrees each")
     pixels, depth = made.project(target[None], 4)
     torch.testing.assert_close(pixels[0], made.center[4], rtol=0, atol=1e-3, msg="it looks at the target")
-    turned = torch.linalg.cross(flat[0], flat[1]) @ up
-    assert depth > 0 and turned > 0, "counter-clockwise, seen from above"
-    assert (made.camera_to_world[:, :, 1] @ up > 0.8).all() and (made.camera_to_world[:, :, 0] @ up).abs().max() < 1e-5
-
-
-def test_spiral_rises_from_5_to_70_degrees_and_back_in_two_turns(cameras):
-    made = paths.spiral(cameras, torch.zeros(3), torch.tensor([0.0, 0, 1]), 64)
-    x, y, z = made.positions.unbind(-1)
-    heights = torch.rad2deg(torch.asin(z / made.positions.norm(dim=-1)))
-    assert heights[0] == pytest.approx(5, abs=0.01) and heights[32] == pytest.approx(70, abs=0.01)
-    assert heights.argmax() == 32 and heights[63] == pytest.approx(heights[1].item(), abs=0.01)
-    angles = torch.atan2(y, x)
-    turned = (angles.roll(-1) - angles + 9 * torch.pi) % (2 * torch.pi) - torch.pi
-    assert turned.sum() == pytest.approx(4 * torch.pi, abs=1e-3)
+    assert (
+        depth > 0 and torch.linalg.cross(flat[0], flat[1]) @ up > 0 and (made.camera_to_world[:, :, 1] @ up > 0.8).all()
+    )
 
 
 SHARED = Lens("OPENCV", (50.0, 52.0, 49.0, 41.0, -0.2, 0.03, 1e-3, -1e-3), 100, 83)
@@ -131,46 +120,30 @@ def test_lenses_of_too_many_pixels_are_refused(monkeypatch):
 
 SIZE = (640, 500)
 POINTS = torch.tensor([(-1.2, 0.7, 2.5), (0.8, 0.9, 1.6), (-0.05, -1.1, 3)], dtype=torch.float64)
-PROJECTED = {  # parameters, and the pixels of POINTS: those of COLMAP's models by pycolmap 4.2.1
-    "SIMPLE_PINHOLE": ((500, 320, 250),
-        [(80, 390), (570, 531.25), (311.66666666667, 66.666666666667)]),
-    "PINHOLE": ((500, 520, 310, 250),
-        [(70, 395.6), (560, 542.5), (301.66666666667, 59.333333333333)]),
-    "SIMPLE_RADIAL": ((500, 320, 250, -0.12),
-        [(88.89344, 384.81216), (553.0078125, 512.1337890625), (311.80138888889, 69.630555555556)]),
-    "RADIAL": ((500, 320, 250, -0.12, 0.03),
-        [(88.206866432, 385.212661248), (555.41393280029, 514.84067440033), (311.7968513696, 69.530730131173)]),
-    "OPENCV": ((500, 520, 310, 250, -0.12, 0.03, 0.002, -0.001),
-        [(77.553266432, 391.24516769792), (545.44322967529, 526.38898887634), (301.74143470293, 62.72535933642)]),
-    "OPENCV_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007),
-        [(187.95257062177, 324.59525604188), (449.50419452155, 395.5486261313), (315.19666915807, 135.8042788602)]),
-    "FULL_OPENCV": ((500, 520, 310, 250, 0.4, 0.05, 0.002, -0.001, 0.01, 0.5, 0.07, 0.02),
-        [(76.181067658589, 392.07763495379), (547.64207835796, 528.96164183506), (301.71932467466, 62.219481889461)]),
-    "SIMPLE_RADIAL_FISHEYE": ((300, 320, 245, -0.03),
-        [(189.5799275245, 321.07837561071), (446.98118300217, 387.85383087744), (315.22575878706, 139.96669331532)]),
-    "RADIAL_FISHEYE": ((300, 320, 245, -0.03, 0.004),
-        [(189.54513301414, 321.09867240842), (447.07029452781, 387.95408134378), (315.22546525421, 139.96023559271)]),
-    "SIMPLE_FISHEYE": ((300, 320, 245),
-        [(188.56554622073, 321.67009803791), (448.58685370625, 389.66021041954), (315.20796864413, 139.57531017092)]),
-    "FISHEYE": ((300, 310, 320, 245),
-        [(188.56554622073, 324.2257679725), (448.58685370625, 394.48221743352), (315.20796864413, 136.06115384328)]),
-    "FOV": ((300, 310, 320, 245, 0.9),
-        [(178.1378355602, 330.51136023177), (459.22397138726, 406.84786673769), (314.84210777311, 127.74391670878)]),
-    "THIN_PRISM_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.002, -0.001, 0.003, -0.0007, 0.004, -0.003),
-        [(187.93457581381, 324.66591565446), (450.01659423368, 395.57977199616), (315.31462533447, 135.91556794836)]),
-    "RAD_TAN_THIN_PRISM_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007, 0.0004, -0.0001, 0.002, -0.001,
-        0.004, -0.0005, -0.003, 0.0006),
-        [(188.71009337415, 324.10483493202), (450.33582408785, 395.17265533883), (315.41507233875, 135.58304701612)]),
-    "SIMPLE_DIVISION": ((500, 320, 250, -0.12),
-        [(88.289685055947, 385.16435038403), (554.98732296827, 514.3607383393), (311.79720132452, 69.53842913946)]),
-    "DIVISION": ((500, 520, 310, 250, -0.12),
-        [(78.289685055947, 390.57092439939), (544.98732296827, 524.93516787287), (301.79720132452, 62.319966305039)]),
-    "EUCM": ((300, 310, 320, 245, 0.6, 1.1),
-        [(188.42914090288, 324.30799006688), (448.82246952054, 394.75612081763), (315.20578226765, 136.01145021782)]),
-    "EQUIRECTANGULAR": ((640, 320),
-        [(274.41598964568, 185.18580673727), (367.22675764814, 207.48029825166), (318.30250443756, 124.20669888355)]),
-    "RADIAL4_TANGENTIAL": ((500, 520, 310, 250, -0.12, 0.03, -0.005, 0.001, 0.002, -0.001),
-        [(77.586419755039, 391.22505468194), (545.24182014546, 526.15333972643), (301.74153384183, 62.727627634517)]),
+PROJECTED = {  # parameters, and the pixel of the first of POINTS: those of COLMAP's models by pycolmap 4.2.1
+    "SIMPLE_PINHOLE": ((500, 320, 250), (80, 390)),
+    "PINHOLE": ((500, 520, 310, 250), (70, 395.6)),
+    "SIMPLE_RADIAL": ((500, 320, 250, -0.12), (88.89344, 384.81216)),
+    "RADIAL": ((500, 320, 250, -0.12, 0.03), (88.206866432, 385.212661248)),
+    "OPENCV": ((500, 520, 310, 250, -0.12, 0.03, 0.002, -0.001), (77.553266432, 391.24516769792)),
+    "OPENCV_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007), (187.95257062177, 324.59525604188)),
+    "FULL_OPENCV": ((500, 520, 310, 250, 0.4, 0.05, 0.002, -0.001, 0.01, 0.5, 0.07,
+        0.02), (76.181067658589, 392.07763495379)),
+    "SIMPLE_RADIAL_FISHEYE": ((300, 320, 245, -0.03), (189.5799275245, 321.07837561071)),
+    "RADIAL_FISHEYE": ((300, 320, 245, -0.03, 0.004), (189.54513301414, 321.09867240842)),
+    "SIMPLE_FISHEYE": ((300, 320, 245), (188.56554622073, 321.67009803791)),
+    "FISHEYE": ((300, 310, 320, 245), (188.56554622073, 324.2257679725)),
+    "FOV": ((300, 310, 320, 245, 0.9), (178.1378355602, 330.51136023177)),
+    "THIN_PRISM_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.002, -0.001, 0.003, -0.0007,
+        0.004, -0.003), (187.93457581381, 324.66591565446)),
+    "RAD_TAN_THIN_PRISM_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007, 0.0004,
+        -0.0001, 0.002, -0.001, 0.004, -0.0005, -0.003, 0.0006), (188.71009337415, 324.10483493202)),
+    "SIMPLE_DIVISION": ((500, 320, 250, -0.12), (88.289685055947, 385.16435038403)),
+    "DIVISION": ((500, 520, 310, 250, -0.12), (78.289685055947, 390.57092439939)),
+    "EUCM": ((300, 310, 320, 245, 0.6, 1.1), (188.42914090288, 324.30799006688)),
+    "EQUIRECTANGULAR": ((640, 320), (274.41598964568, 185.18580673727)),
+    "RADIAL4_TANGENTIAL": ((500, 520, 310, 250, -0.12, 0.03, -0.005, 0.001, 0.002,
+        -0.001), (77.586419755039, 391.22505468194)),
 }  # fmt: skip
 FISHEYES = [name for name, model in MODELS.items() if model.projection == "angle"]
 WIDE = [*FISHEYES, "SIMPLE_DIVISION", "DIVISION", "EUCM", "EQUIRECTANGULAR"]  # with the parameters of PROJECTED
@@ -198,57 +171,35 @@ def random_lens(model: str, seed: int) -> Lens:
 
 
 def random_pixels(lens: Lens, n: int, seed: int = 0) -> torch.Tensor:
-    """[n, 2] float64 anywhere in the image."""
     unit = torch.rand(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return unit * torch.tensor([lens.width, lens.height])
 
 
 def grid_of_pixels(lens: Lens) -> torch.Tensor:
-    """Centres [H*W, 2] of all pixels, row by row."""
     pixel = torch.arange(lens.width * lens.height)
     return torch.stack([pixel % lens.width, pixel // lens.width], dim=-1).double() + 0.5
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_stored_projections(model: str):
-    pixels = lens_of(model).project(POINTS)
-    np.testing.assert_allclose(pixels, PROJECTED[model][1], rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("model", [name for name, model in MODELS.items() if model.number is not None])
-def test_projections_are_pycolmaps(model: str):
-    """Over random coefficients, there and back; pycolmap has no directions beyond 90 degrees of most lenses."""
-    pycolmap = pytest.importorskip("pycolmap")
-    for seed in range(20):
-        lens = random_lens(model, seed)
-        theirs = pycolmap.Camera(model=model, width=lens.width, height=lens.height, params=lens.params)
-        directions, residual = lens.unproject(random_pixels(lens, 50, seed))
-        seen = directions[(residual <= 1e-6) & ((directions[:, 2] > 0.1) | (model == "EQUIRECTANGULAR"))]
-        pixels = np.array([theirs.img_from_cam(direction) for direction in seen.numpy()])
-        assert len(seen) > 10
-        np.testing.assert_allclose(lens.project(seen), pixels, rtol=0, atol=1e-6)
-        back = np.array([theirs.cam_ray_from_img(pixel) for pixel in pixels])
-        np.testing.assert_allclose(seen, back, rtol=0, atol=1e-6)
+    assert lens_of(model).project(POINTS)[0].tolist() == pytest.approx(PROJECTED[model][1], abs=1e-9)
 
 
 def test_a_panorama_reaches_all_directions_and_has_no_seam():
     panorama = Lens("EQUIRECTANGULAR", (256.0, 128.0), 256, 128)
     everywhere = torch.nn.functional.normalize(torch.randn(2000, 3, dtype=torch.float64), dim=-1)
-    poles = torch.tensor([(0, -1, 0), (0, 1, 0), (0, 0, -1)], dtype=torch.float64)
-    pixels = panorama.project(torch.cat([everywhere, poles]))
+    pixels = panorama.project(everywhere)
     assert (pixels >= 0).all() and (pixels <= torch.tensor([256, 128])).all()
-    back, residual = panorama.unproject(pixels[:-3])
-    torch.testing.assert_close(back, everywhere)
-    assert residual.max() < 1e-9
-    torch.testing.assert_close(pixels[-3:-1, 1], torch.tensor([0, 128]).double(), msg="up and down")
+    torch.testing.assert_close(panorama.unproject(pixels)[0], everywhere)
+    poles = panorama.project(torch.tensor([(0.0, -1, 0), (0, 1, 0), (0, 0, 0)]))
+    assert poles[:2, 1].tolist() == pytest.approx([0, 128]) and poles[2].isnan().all()
     rows = torch.arange(128).double() + 0.5
     left, right = (panorama.unproject(torch.stack([rows * 0 + x, rows], -1))[0] for x in (0.5, 255.5))
     one_pixel = rows.sub(64).mul(math.pi / 128).cos() * 2 * math.sin(math.pi / 256)
     torch.testing.assert_close((left - right).norm(dim=-1), one_pixel, msg="neighbours across the seam")
-    assert panorama.project(torch.zeros(1, 3)).isnan().all()
     assert panorama.unproject(torch.tensor([(256.6, 5)]))[1].isinf()
-    cameras = Cameras.from_lenses(torch.eye(4)[None, :3], [panorama])
-    torch.testing.assert_close(cameras.project(7 * everywhere.float(), 0)[1], torch.full((2000,), 7.0))
+    depth = Cameras.from_lenses(torch.eye(4)[None, :3], [panorama]).project(7 * everywhere.float(), 0)[1]
+    torch.testing.assert_close(depth, torch.full((2000,), 7.0))
 
 
 def test_pinholes_instead_of_lenses_show_what_a_plane_can():
@@ -263,41 +214,32 @@ def test_pinholes_instead_of_lenses_show_what_a_plane_can():
 def test_unprojected_directions_are_those_projected(model: str):
     for seed in range(8):
         lens = random_lens(model, seed)
-        pixels = random_pixels(lens, 200, seed)
-        directions, residual = lens.unproject(torch.cat([pixels, torch.full((1, 2), math.nan)]))
-        assert residual[-1].isinf()
-        directions, residual = directions[:-1], residual[:-1]
+        pixels = torch.cat([random_pixels(lens, 200, seed), torch.full((1, 2), math.nan)])
+        directions, residual = lens.unproject(pixels)
         good = residual.isfinite()
-        assert directions.dtype == residual.dtype == torch.float64
-        assert good.double().mean() > 0.5 and residual[good].max() < 1e-6
+        assert good.double().mean() > 0.5 and residual[good].max() < 1e-6 and not good[-1]
         assert directions[~good].isnan().all() and residual[~good].isinf().all()
-        back, _ = lens.unproject(lens.project(directions[good] * 7))
-        torch.testing.assert_close(back, directions[good], rtol=0, atol=1e-9)
+        torch.testing.assert_close(lens.project(directions[good] * 7), pixels[good], rtol=0, atol=1e-6)
         torch.testing.assert_close(directions[good].norm(dim=-1), torch.ones(int(good.sum())).double())
 
 
 @pytest.mark.parametrize("model", FISHEYES)
 def test_a_fisheye_beyond_90_degrees(model: str):
-    params = PROJECTED[model][0]
-    named = zip(MODELS[model].names, params, strict=True)
-    free = tuple(0.003 if name[0] == "k" else p * (name[0] in "fc") for name, p in named)
-    lens = Lens(model, free, *SIZE)
+    names = MODELS[model].names
+    values = [
+        0.003 if name[0] == "k" else p * (name[0] in "fc") for name, p in zip(names, PROJECTED[model][0], strict=True)
+    ]
+    lens, k = Lens(model, tuple(values), *SIZE), [0.003] * sum(name[0] == "k" for name in names)
     angles = torch.tensor([0.0, 1e-12, 1e-5, 0.5, math.pi / 2, 2.0, 3.0, 3.14], dtype=torch.float64)
-    for around in (0.3, 2.5, 4.0):
-        sides = torch.tensor([math.cos(around), math.sin(around)], dtype=torch.float64)
-        directions = torch.cat([angles.sin()[:, None] * sides, angles.cos()[:, None]], dim=-1)
-        pixels = lens.project(directions * 5)
-        bent = (pixels - torch.tensor(lens.center, dtype=torch.float64)) / torch.tensor(lens.focal, dtype=torch.float64)
-        k = [value for name, value in zip(MODELS[model].names, free, strict=True) if name[0] == "k"]
-        wanted = angles * (1 + sum(value * angles ** (2 * n + 2) for n, value in enumerate(k)))
-        torch.testing.assert_close(bent.norm(dim=-1), wanted, rtol=1e-6, atol=1e-12)
-        back, residual = lens.unproject(pixels)
-        torch.testing.assert_close(back, directions, rtol=0, atol=1e-9)
-        assert (residual <= 1e-9 * (1 + pixels.norm(dim=-1) / 1000)).all()
-    behind = torch.tensor([(0, 0, -1), (0, 0, 0)], dtype=torch.float64)
-    assert lens.project(behind).isnan().all()
-    far = torch.tensor([(lens.center[0] + 1e6 * lens.focal[0], lens.center[1])], dtype=torch.float64)
-    assert lens.unproject(far)[1].isinf().all()
+    sides = torch.tensor([math.cos(2.5), math.sin(2.5)], dtype=torch.float64)
+    directions = torch.cat([angles.sin()[:, None] * sides, angles.cos()[:, None]], dim=-1)
+    pixels = lens.project(directions * 5)
+    bent = (pixels - torch.tensor(lens.center, dtype=torch.float64)) / torch.tensor(lens.focal, dtype=torch.float64)
+    wanted = angles * (1 + sum(value * angles ** (2 * n + 2) for n, value in enumerate(k)))
+    torch.testing.assert_close(bent.norm(dim=-1), wanted, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(lens.unproject(pixels)[0], directions, rtol=0, atol=1e-9)
+    assert lens.project(torch.tensor([(0.0, 0, -1), (0, 0, 0)])).isnan().all()
+    assert lens.unproject(torch.tensor([(lens.center[0] + 1e6 * lens.focal[0], lens.center[1])]))[1].isinf().all()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -309,36 +251,20 @@ def test_gradients_of_projections(model: str):
     points = torch.cat([POINTS, unseen]).requires_grad_()
     pixels = lens.project(points)
     assert pixels[3].isnan().all() == (model != "EQUIRECTANGULAR") and pixels[4].isnan().all()
-    assert pixels[5].isnan().all() == (model not in WIDE)
+    assert pixels[5].isnan().all() == (not lens.is_wide) == (model not in WIDE)
     pixels.nansum().backward()
     assert points.grad.isfinite().all() and points.grad[0].abs().sum() > 0
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("size", [(320, 250), (641, 499)])
-def test_resized_lenses_project_like_scaled_pixels(model: str, size: tuple[int, int]):
+def test_resized_lenses_project_like_scaled_pixels(model: str):
     lens = lens_of(model)
-    resized = lens.resized(*size)
-    scale = torch.tensor(size) / torch.tensor(SIZE).double()
-    torch.testing.assert_close(resized.project(POINTS), lens.project(POINTS) * scale, rtol=1e-12, atol=0)
-    assert (resized.width, resized.height) == size
-    if scale[0] == scale[1]:
-        assert resized.model == model and resized.resized(*SIZE) == lens
-    assert lens.resized(*SIZE) == lens
-    with pytest.raises(SceneError, match="height"):
-        lens.resized(10, 10**6)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_which_lenses_are_pinholes_and_which_see_beyond_90_degrees(model: str):
-    names, is_flat = MODELS[model].names, MODELS[model].projection == "perspective"
-    values = [300.0 * (name[0] in "fcwh") + (name == "beta") for name in names]
-    undistorted = Lens(model, values, *SIZE)
-    assert undistorted.is_pinhole == is_flat and undistorted.is_wide == (model in FISHEYES or names == ("w", "h"))
-    assert lens_of(model).is_wide == (model in WIDE)
-    for index, name in enumerate(names):
-        if name[0] in "kp":
-            assert not Lens(model, (*values[:index], 1e-9, *values[index + 1 :]), *SIZE).is_pinhole
+    assert lens.resized(320, 250).model == model and lens.resized(320, 250).resized(*SIZE) == lens
+    for size in ((320, 250), (641, 499)):
+        scale = torch.tensor(size) / torch.tensor(SIZE).double()
+        torch.testing.assert_close(
+            lens.resized(*size).project(POINTS), lens.project(POINTS) * scale, rtol=1e-12, atol=0
+        )
 
 
 def camera(focal: float, *center: float, fy: float = 0, size: tuple[int, int] = (1200, 800)) -> Lens:
@@ -353,13 +279,11 @@ LIKELY = {
     "9 mm on 36 mm": camera(300),
     "600 mm on 36 mm": camera(20000),
     "cropped to a quarter": camera(1300, 400, 500),
-    "one corner is left": camera(1300, 480, 450),
     "pixels of HDV": camera(1300, fy=1300 * 4 / 3),
     "GoPro": distorting("OPENCV_FISHEYE", 560, 0.045, 0.012, -0.02, 0.006),
     "whole circle of 180 degrees": distorting("SIMPLE_FISHEYE", 255),
     "wide angle of a telephone": distorting("OPENCV", 620, -0.28, 0.07, 1e-3, -5e-4),
     "panorama": Lens("EQUIRECTANGULAR", (1600.0, 800.0), 1600, 800),
-    "field of view of 150 degrees": distorting("FOV", 560, 1.2),
     "long lens, of which high orders are large": distorting("SIMPLE_RADIAL", 20000, 46),
     "rational polynomial of a depth camera": distorting("FULL_OPENCV", 610, 0.5, -2.7, 1e-3, 0, 1.6, 0.38, -2.5, 1.5),
 }
@@ -368,8 +292,6 @@ UNLIKELY = {  # and what has to be named
     "from the middle": (camera(1300, 6, -9), "(6, -9)", "from the middle", "Add half"),
     "mm": (camera(29, 18, 12), "millimetres, or of images of 36x24"),
     "a quarter": (camera(325, 150, 100), "of images of 300x200"),
-    "twice": (camera(2600, 1210, 795), "of images of 2420x1590"),
-    "1.5 times smaller": (camera(870, 400, 267), "of images of 800x534"),
     "of the next image": (camera(1300, 1150, 300), "was it found for other images"),
     "mm, without a principal point": (camera(24), "175 degrees", "millimetres"),
     "radians": (camera(600 / math.tan(math.radians(0.5))), "1 degrees", "radians"),
@@ -400,22 +322,18 @@ def test_the_fold_of_a_barrel():
     u = (2.4 - math.sqrt(2.4**2 - 4 * 0.5)) / (2 * 0.5)  # 1 - 2.4 u + 0.5 u^2 = 0, u = r^2
     fold = math.sqrt(u)
     farthest = 500 * fold * (1 - 0.8 * u + 0.1 * u * u)  # pixels from the centre that anything reaches
-    for share, reached in ((0.9, True), (0.9999, True), (1.0001, False), (1.5, False), (50.0, False)):
-        pixels = torch.tensor([(320 + share * farthest, 240), (320, 240 - share * farthest)], dtype=torch.float64)
-        directions, residual = BARREL.unproject(pixels)
+    for share, reached in ((0.9, True), (0.9999, True), (1.0001, False), (50.0, False)):
+        directions, residual = BARREL.unproject(torch.tensor([(320 + share * farthest, 240)], dtype=torch.float64))
         assert (residual < 1e-6).all() if reached else (residual.isinf().all() and directions.isnan().all())
     points = torch.tensor([(share * fold, 0, 1) for share in (0.99, 1.01, 2.0, 4.0)], dtype=torch.float64)
     assert BARREL.project(points).isnan().any(-1).tolist() == [False, True, True, True]
-    with pytest.raises(SceneError) as caught:
+    share = BARREL.unproject(grid_of_pixels(BARREL))[1].isinf().double().mean().item()
+    with raises_mentioning(SceneError, "RADIAL", "640x480", "-0.8", f"{100 * share:.3g} %", f"{farthest:.4g} pixels"):
         BARREL.direction_map()
-    _, residual = BARREL.unproject(grid_of_pixels(BARREL))
-    message, share = str(caught.value), residual.isinf().double().mean().item()
-    assert_names(message, "RADIAL", "640x480", "-0.8", f"{100 * share:.3g} %", "image_undistorter")
-    assert abs(float(message.split("beyond ")[1].split()[0]) - farthest) < 1
     lens = replace(BARREL, params=(500.0, 180.0, 131.0, -0.8, 0.1), width=360, height=262)  # of a few such corners
     directions, valid = lens.direction_map()
     radius = (grid_of_pixels(lens) - torch.tensor(lens.center, dtype=torch.float64)).norm(dim=-1)
-    assert not valid.all() and valid.double().mean() > 0.98
+    assert 0.98 < valid.double().mean() < 1
     assert valid.equal(radius < (radius[valid].max() + radius[~valid].min()) / 2), "those farthest from the centre"
     assert (directions[~valid] == torch.tensor([0.0, 0, -1])).all()
 
@@ -446,20 +364,19 @@ def test_no_ray_is_silently_wrong(model: str):
 
 def test_the_fold_of_tangential_distortion():
     lens = Lens("OPENCV", (100.0, 100.0, 320.0, 240.0, 0.0, 0.0, 0.0, 0.1), 640, 480)  # at y = 0: x' = x + 0.3 x^2
-    points = torch.tensor([(x, 0, 1) for x in (-7, -2, -1.67, -1.66, -1, 3)], dtype=torch.float64)
-    assert lens.project(points).isnan().any(-1).tolist() == [True, True, True, False, False, False]
+    points = torch.tensor([(x, 0, 1) for x in (-7, -1.67, -1.66, 3)], dtype=torch.float64)
+    assert lens.project(points).isnan().any(-1).tolist() == [True, True, False, False]
     pixels = torch.tensor([(320 + 100 * x, 240) for x in (-0.8334, -0.8333, 5.7)], dtype=torch.float64)
     directions, residual = lens.unproject(pixels)
     assert residual.isinf().tolist() == [True, False, False] and residual[1:].max() < 1e-6
-    torch.testing.assert_close((directions[:, 0] / directions[:, 2])[2].item(), 3.0, rtol=0, atol=1e-9)
+    assert (directions[:, 0] / directions[:, 2])[2].item() == pytest.approx(3.0, abs=1e-9)
 
 
 BAD = {  # arguments, and what the error has to name
     "unknown": (("KANNALA", (1.0,), 4, 4), "'KANNALA'", "SIMPLE_PINHOLE"),
     "few_params": (("OPENCV", (500.0, 500.0, 320.0, 240.0), 640, 480), "OPENCV", "8", "k1, k2, p1, p2", "4"),
     "nan": (("SIMPLE_PINHOLE", (500.0, math.nan, 240.0), 640, 480), "cx", "nan"),
-    "coefficient_10_to_400": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, 10**400), 640, 480), "k1"),
-    "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0"),
+    "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0.0"),
     "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
     "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
     "alpha": (("EUCM", (500.0, 500.0, 320.0, 240.0, 1.2, 1.0), 640, 480), "EUCM", "alpha", "from 0 to 1", "1.2"),

@@ -52,7 +52,6 @@ def run_of_capture(tmp_path_factory) -> Path:
 
 
 def test_going_on_and_scoring_use_the_transform_of_the_run(run_of_capture, monkeypatch, capsys):
-    """Even if another would be found now."""
     run, scene = load_run(run_of_capture, "cpu"), load_scene(str(run_of_capture.parent / "scene"))
     assert run.config.data.box == pytest.approx(scene.transform.box.ravel().tolist(), abs=1e-6)
     assert run.config.sampling.near == pytest.approx(scene.transform.near)
@@ -108,16 +107,18 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path, c
     posed.call(render, place, *few)
     frames = [np.asarray(Image.open(place / "render" / "orbit" / f"000{k}.png")) for k in range(2)]
     assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any()
-    seen, path = load_run(place, "cpu"), place / "render" / "orbit" / "path.json"
-    flown = [frame["transform_matrix"] for frame in json.loads(path.read_text())["frames"]]
+    seen = load_run(place, "cpu")
     middle = np.reshape(seen.config.data.box, (2, 3)).mean(0)
-    elevations = []
-    for eyes in (seen.transform.to_model(np.array(flown)[:, :3]), seen.cameras("train").camera_to_world.numpy()):
-        offsets = eyes[:, :, 3] - middle
-        elevations.append(np.arcsin(offsets @ seen.scene.up / np.linalg.norm(offsets, axis=1)).mean())
-    assert elevations[0] == pytest.approx(elevations[1], abs=1e-3), "as high as the views are"
-    around = scene["splits"]["train"]["frames"]
-    turn = np.diag([-1.0, 1, -1, 1])
+
+    def flown(run: Path) -> np.ndarray:
+        frames = json.loads((run / "render" / "orbit" / "path.json").read_text())["frames"]
+        poses = np.array([frame["transform_matrix"] for frame in frames])[:, :3]
+        return seen.transform.to_model(poses)[:, :, 3] - middle
+
+    stands = seen.cameras("train").camera_to_world.numpy()[:, :, 3] - middle
+    orbit, views = (np.arcsin(of @ seen.scene.up / np.linalg.norm(of, axis=1)).mean() for of in (flown(place), stands))
+    assert orbit == pytest.approx(views, abs=1e-3), "as high as the views are"
+    around, turn = scene["splits"]["train"]["frames"], np.diag([-1.0, 1, -1, 1])
     for name, frames in {
         "outwards": [frame | {"transform_matrix": (frame["transform_matrix"] @ turn).tolist()} for frame in around],
         "from one side": [frame for frame in around if frame["transform_matrix"][0][3] > 0],
@@ -129,9 +130,8 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path, c
         assert (run / "render" / "interpolate" / "0001.png").exists(), name
     posed.call(render, run, "--frames", 8, "--size", 4, 4, "--cameras", "orbit")
     assert_names(capsys.readouterr().out, "stand on one side")
-    flown = json.loads((run / "render" / "orbit" / "path.json").read_text())["frames"]
-    eyes = seen.transform.to_model(np.array([frame["transform_matrix"] for frame in flown])[:, :3])[:, :, 3]
-    assert (eyes[:, 0] > middle[0]).all() and np.ptp(eyes, axis=0).min() > 0, "an orbit stays where the views are"
+    eyes = flown(run)
+    assert (eyes[:, 0] > 0).all() and np.ptp(eyes, axis=0).min() > 0, "an orbit stays where the views are"
 
 
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
@@ -159,15 +159,11 @@ def test_inspect_says_what_training_would(tmp_path):
     scene = posed.colmap_in(tmp_path / "scene", [posed.PINHOLE] * 5)
     with raises_mentioning(RunError, scene):
         run_main(inspect, str(scene), "--out", str(scene))
-    with raises_mentioning(SceneError, "'ply'", "colmap"):
-        run_main(inspect, str(scene), "--data.format", "ply")
-    for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
-        with raises_mentioning(ConfigError, f"data.{option}"):
-            run_main(inspect, str(scene), f"--data.{option}", *values)
+    with raises_mentioning(ConfigError, "data.box"):
+        run_main(inspect, str(scene), "--data.box", *"1 1 1 0 0 0".split())
 
 
 def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
-    """Unlike training: this is when its page is wanted."""
     scene = posed.colmap_in(tmp_path, [posed.PINHOLE] * 20)
     assert run_main(inspect, scene) == 0
     assert "Ready to train." in capsys.readouterr().out
@@ -186,7 +182,6 @@ def masked(tmp_path) -> Path:
 
 
 def spoilt(folder: Path) -> None:
-    """Other colors where the masks are black."""
     for file in (folder / "images").iterdir():
         pixels = np.asarray(Image.open(file)).copy()
         pixels[posed.LEFT] = 255, 0, 255, 255
@@ -251,9 +246,10 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
     trainer = Trainer(small_config, scene=scene)
     trainer.save(tmp_path / "run")
 
+    views_of = lambda: load_scene(str(masked), box=posed.BOX).split("test")  # noqa: E731
+
     def scores() -> dict:
-        views = load_scene(str(masked), box=posed.BOX).split("test")
-        return evaluate(trainer.model, small_config, views, posed.STATE, trainer.folder, torch.device("cpu"))
+        return evaluate(trainer.model, small_config, views_of(), posed.STATE, trainer.folder, torch.device("cpu"))
 
     before = scores()
     spoilt(masked)
@@ -261,17 +257,13 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
     assert [row["psnr"] for row in before["views"]] == [row["psnr"] for row in after["views"]]
     assert after["protocol"]["ignored_pixels"] == 3 * posed.LEFT.sum()
     assert after["share_of_pixels"] == pytest.approx(1 - posed.LEFT.mean(), abs=1e-4)
-    views = load_scene(str(masked), box=posed.BOX).split("test")
-    truth = views.load().image(0).float() / 255
-    render = ImageRenderer(trainer.model, torch.ones(3))(views.cameras, 0)["rgb"]
-    error = (
-        (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:]).square()[~torch.from_numpy(posed.LEFT)].mean()
-    )
+    truth, kept = views_of().load().image(0).float() / 255, ~torch.from_numpy(posed.LEFT)
+    render = ImageRenderer(trainer.model, torch.ones(3))(views_of().cameras, 0)["rgb"]
+    error = (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:])[kept].square().mean()
     assert after["views"][0]["psnr"] == pytest.approx(-10 * math.log10(error), abs=1e-3)
 
 
 def test_white_is_ignored_of_instant_ngps_masks(tmp_path):
-    """Which lie beside the images, and are found by name."""
     capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 6)
     posed.write_nerfstudio(tmp_path, capture)
     content = json.loads((tmp_path / "transforms.json").read_text())

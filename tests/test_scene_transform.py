@@ -2,7 +2,7 @@
 """The frame of a scene: one similarity, the kind of scene, near, far and box, for any cameras."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,20 +88,17 @@ def test_a_similarity_of_the_input_changes_nothing(name: str):
         assert np.abs(frame.box - other.box).max() < 1e-6
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_round_trip(name: str):
-    poses = moved(LAYOUTS[name], similarity(7))
-    frame = find_scene_transform(poses)
+def test_round_trip():
+    poses = moved(LAYOUTS["corridor"], similarity(7))
+    frame, points = find_scene_transform(poses), poses[:, :, 3]
+    in_model = frame.to_model(points)
     assert np.abs(frame.to_input(frame.to_model(poses)) - poses).max() < 1e-9
-    points = poses[:, :, 3]
-    assert np.abs(frame.to_input(frame.to_model(points[0])) - points[0]).max() < 1e-9
+    assert np.abs(frame.to_input(in_model[0]) - points[0]).max() < 1e-9
     homogeneous = np.concatenate([points, np.ones((len(points), 1))], axis=1)
-    assert np.abs((homogeneous @ frame.matrix().T)[:, :3] - frame.to_model(points)).max() < 1e-9
-    steps, in_model = np.diff(points, axis=0), np.diff(frame.to_model(points), axis=0)
-    np.testing.assert_allclose(frame.directions_to_input(in_model) / frame.scale, steps, atol=1e-9)
-    lengths, in_model = np.linalg.norm(steps, axis=1), np.linalg.norm(in_model, axis=1)
-    assert np.allclose(lengths * frame.scale, in_model)
-    assert np.allclose(frame.distance_to_input(in_model), lengths)
+    assert np.abs((homogeneous @ frame.matrix().T)[:, :3] - in_model).max() < 1e-9
+    steps, there = np.diff(points, axis=0), np.diff(in_model, axis=0)
+    np.testing.assert_allclose(frame.directions_to_input(there) / frame.scale, steps, atol=1e-9)
+    assert np.allclose(frame.distance_to_input(np.linalg.norm(there, axis=1)), np.linalg.norm(steps, axis=1))
 
 
 def test_json():
@@ -112,23 +109,22 @@ def test_json():
 
 
 EDITS = {
-    "rotation": [None, [1, 2, 3], [[0.0] * 3] * 3, (-np.eye(3)).tolist()],
+    "rotation": [None, [[0.0] * 3] * 3, (-np.eye(3)).tolist()],
     "center": ["abc", [1, 2, float("inf")]],
     "scale": [0, 10**400],
     "near": [-1],
     "far": [0],
-    "box": [[1] * 6, [[1, 1, 1], [0, 2, 2]]],
+    "box": [[[1, 1, 1], [0, 2, 2]]],
     "up": [[0, 0, 2]],
     "kind": ["sphere"],
-    "notes": [["line"], [["danger", "line"]]],
+    "notes": [[["danger", "line"]]],
 }
 
 
 def test_bad_json():
     content = find_scene_transform(LAYOUTS["ring"]).to_json()
-    without = {name: value for name, value in content.items() if name != "up"}
     edits = [(key, content | {key: value}) for key, values in EDITS.items() for value in values]
-    for key, broken in (*edits, ("up", without), ("object", [])):
+    for key, broken in (*edits, ("object", [])):
         with raises_mentioning(RunError, key, "run.json"):
             SceneTransform.from_json(broken, "run.json")
 
@@ -173,11 +169,9 @@ DEGENERATE = {
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_degenerate_cameras(name: str):
     poses = DEGENERATE[name]
-    few = cloud((0, 5, 0), 0.1, len(poses), n=3)
-    nothing = np.zeros(0, np.int64)
+    few, nothing = cloud((0, 5, 0), 0.1, len(poses), n=3), np.zeros(0, np.int64)
     untracked, one_place = replace(few, views=nothing), replace(few, positions=np.ones((3, 3)))
-    none = replace(few, positions=np.zeros((0, 3)), track_lengths=nothing, views=nothing)
-    for points in (None, few, untracked, one_place, none):
+    for points in (None, few, untracked, one_place):
         for bounds in (None, np.tile([2.0, 9], (len(poses), 1)), np.tile([0.0, 9], (len(poses), 1))):
             for has_alpha in (False, True):
                 frame = find_scene_transform(poses, points, bounds, has_alpha=has_alpha)
@@ -205,7 +199,6 @@ def test_parallel_axes_are_forward_only_if_the_points_are_far():
 
 def test_up():
     def tilt(poses: np.ndarray) -> float:
-        """Degrees between the up that is found and z."""
         return float(np.degrees(np.arccos(np.clip(find_scene_transform(poses).rotation[2, 2], -1, 1))))
 
     for name in LAYOUTS:
@@ -233,11 +226,9 @@ def test_near_and_far_follow_from_training_images_alone():
     points = cloud((0, 0, 0.5), 0.1, n)
     close = poses[3, :, 3] - 0.01 * poses[3, :, 2]  # right in front of camera 3, which alone sees it
     more = (np.tile(close, (50, 1)), np.zeros((50, 3), np.uint8), np.ones(50, int), np.full(50, 3))
-    points = Points(*(np.concatenate([getattr(points, f.name), x]) for f, x in zip(fields(Points), more, strict=True)))
+    points = Points(*map(np.concatenate, zip(vars(points).values(), more, strict=True)))
     every, some = find_scene_transform(poses, points), find_scene_transform(poses, points, training=training)
     assert every.near == pytest.approx(0.005 * every.scale) and some.near > 0.3
-    without = find_scene_transform(poses, points, training=np.zeros(n, dtype=bool))
-    assert without.near == every.near, "all, where there are none"
 
 
 def test_box_of_an_object():
@@ -248,14 +239,14 @@ def test_box_of_an_object():
     frame = find_scene_transform(poses, replace(points, positions=stray), has_alpha=True)
     assert frame.kind == "object" and np.abs(frame.to_input(frame.box) - [0, 0, 0.5]).max() < 1.3
     assert any("points lie outside" in line for line in frame.warnings())
-    flat = replace(points, positions=points.positions * [1, 1, 0])
-    check_sane(find_scene_transform(poses, flat, has_alpha=True))
     frame = find_scene_transform(poses, has_alpha=True)
     assert np.allclose(frame.box, [[-1.2] * 3, [1.2] * 3]), "as long as the box of any object"
-    small = find_scene_transform(poses, cloud((0, 0, 0.5), 0.01, 30, n=4000), has_alpha=True)
-    assert np.ptp(small.box, axis=0).max() == pytest.approx(2.4)
     eyes = frame.to_model(poses)[:, :, 3]
     assert frame.far >= np.linalg.norm(eyes - frame.box[0], axis=1).max() - 1e-12
+    for changed in (replace(points, positions=points.positions * [1, 1, 0]), cloud((0, 0, 0.5), 0.01, 30, n=4000)):
+        frame = find_scene_transform(poses, changed, has_alpha=True)
+        check_sane(frame)
+        assert np.ptp(frame.box, axis=0).max() == pytest.approx(2.4)
 
 
 def test_box_of_a_forward_scene_holds_what_the_cameras_see():

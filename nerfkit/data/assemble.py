@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,17 +19,16 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
-from nerfkit.data.readers.folders import IMAGE_FOLDERS, as_named, beside, nearest_of, note_of_others, places_of
+from nerfkit.data.readers.folders import IMAGE_FOLDERS, beside, nearest_of, note_of_others, places_of
 from nerfkit.data.scene import Scene, Views, format_sizes
 from nerfkit.data.scene_transform import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.diagnostics import box_diagnostics, camera_diagnostics, solve_diagnostics
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.errors import SceneError
-from nerfkit.safe_io import nearest, printable
+from nerfkit.safe_io import first_of, nearest, printable
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
-SHOWN_NAMES = 3
 CUT_OUT = "data.masks is alpha: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
 TAKEN = {  # by the kind of the frame
@@ -41,17 +41,12 @@ TAKEN = {  # by the kind of the frame
 
 def resolve_files(capture: Capture, folder: Path) -> Capture:
     """The capture whose images know which of their files are there: as named, or in a folder of resized ones, or the
-    nearest in its `folder`, of which there is a note.
-
-    A file is that of one image: one that another image names as it is stays that one's.
-    """
-    found = {image.file: on_disk(image.file, as_named) for image in capture.images}
+    nearest in its `folder` that is no other image's, of which there is a note."""
+    found = {i.file: on_disk(i.file, lambda file: file if os.path.exists(file) else None) for i in capture.images}
     find = partial(nearest, folders=places_of(folder))
     near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
     found |= near
-    images = [
-        replace(image, file=near.get(image.file, image.file), found=found[image.file]) for image in capture.images
-    ]
+    images = [replace(i, file=near.get(i.file, i.file), found=found[i.file]) for i in capture.images]
     notes = notes_of(*capture.notes, *note_of_others(near, len(images)))
     return _without_paths(replace(capture, images=images, notes=notes))
 
@@ -65,11 +60,8 @@ def _without_paths(capture: Capture) -> Capture:
     splits = {split: names for split, names in capture.splits.items() if split not in bare}
     by_name = {image.name: image for image in capture.images}
     paths = {split: [by_name[name] for name in names] for split in sorted(bare) if (names := capture.splits[split])}
-    notes = [
-        f"the {len(images)} cameras of {split} have no images: they are a camera path, not scored (nerfkit render RUN "
-        f"--cameras {split})"
-        for split, images in paths.items()
-    ]
+    what = "have no images: they are a camera path, not scored (nerfkit render RUN --cameras"
+    notes = [f"the {len(images)} cameras of {split} {what} {split})" for split, images in paths.items()]
     unlisted = {image.name for images in paths.values() for image in images}.difference(*splits.values())
     images = [image for image in capture.images if image.name not in unlisted]
     return replace(capture.of_images(images), splits=splits, paths=paths, notes=notes_of(*capture.notes, *notes))
@@ -85,18 +77,13 @@ def on_disk(file: Path, find: Callable[[Path], Path | None]) -> Path | None:
 
 
 def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Lens:
-    """The lens of the image as it will be: of the size on disk, divided by `downscale`.
-
-    Raises SceneError if the image's shape is not the lens's.
-    """
+    """The lens of the image as on disk, `downscale` times smaller; raises SceneError if its shape is another."""
     lens, width, height = image.lens, header.width, header.height
     if not has_shape(lens, width, height):
-        is_turned = (lens.height, lens.width) == (width, height)
-        turned = ", turned: its EXIF orientation may be missing" if is_turned else ""
+        turned = ", turned (is its EXIF missing?)" * ((lens.height, lens.width) == (width, height))
         raise SceneError(
             f"image {printable(image.found or image.file)} is {width}x{height}{turned}, but its camera is of "
-            f"{lens.width}x{lens.height} images; give the images that the camera was found with, or resized ones of "
-            "the same shape"
+            f"{lens.width}x{lens.height} images; give those that the camera was found with, or resized ones"
         )
     if (lens.width, lens.height) != (width, height):
         lens = lens.resized(width, height)
@@ -125,11 +112,7 @@ def split_names(capture: Capture, images: list[PosedImage]) -> tuple[dict[str, l
 def assemble(
     capture: Capture, data: DataConfig, transform: SceneTransform | None = None, unbounded: bool = False
 ) -> Scene:
-    """The scene of a capture, in the `transform` of a run that goes on, or one that is found; `unbounded` as
-    `choose_transform`.
-
-    Of `data` downscale, box, masks and depth_unit count.
-    """
+    """The scene of a capture, in the `transform` of a run that goes on, or one that `choose_transform` finds."""
     images, notes = _present_images(capture)
     headers = {image.name: turned_for(image.lens, image.header or image_header(image.found)) for image in images}
     lenses = {image.name: fitted_lens(image, headers[image.name], data.downscale) for image in images}
@@ -139,10 +122,9 @@ def assemble(
     training, alpha_masks = [image.name for image in splits["train"]], data.masks == "alpha"
     judged = judge(capture, headers, training, data)
     headers = judged.headers
-    if alpha_masks:
-        if lines := cut_out_diagnostics(images, headers):
-            raise SceneError(lines[0])
-        notes.append(CUT_OUT)
+    if alpha_masks and (lines := cut_out_diagnostics(images, headers)):
+        raise SceneError(lines[0])
+    notes += [CUT_OUT] * alpha_masks
     if transform is None:
         transform = choose_transform(capture, training, judged, data.box, unbounded)
 
@@ -172,32 +154,28 @@ def assemble(
 
 
 def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind: str) -> tuple[str, ...]:
-    """What a scene is, for whoever took its images: `lenses` are those of the images that exist, `counts` each split's,
-    `kind` is the frame's."""
-    n_lenses, n_missing = len(set(lenses)), len(capture.images) - len(lenses)
+    """What a scene is, for whoever took its images: with the `lenses` of those that exist, `counts` of each split."""
+    name, n_lenses, n_missing = printable(capture.name), len(set(lenses)), len(capture.images) - len(lenses)
     if not lenses:
-        return (f"{printable(capture.name)}: none of the {n_missing} images that are listed can be read.",)
+        return (f"{name}: none of the {n_missing} images that are listed can be read.",)
     what = "panoramas" if all(lens.is_panorama for lens in lenses) else "images"
-    train, test = (f"{counts.get(split, 0) or 'none'}" for split in ("train", "test"))
+    sizes = format_sizes([(lens.width, lens.height) for lens in lenses])
+    of_lenses = "one lens" if n_lenses == 1 else f"{n_lenses} lenses"
+    missing = f"{n_missing} more are listed, but missing or broken" if n_missing else "No image is missing"
+    train, test = (counts.get(split, 0) or "none" for split in ("train", "test"))
     return (
-        f"{printable(capture.name)}: {len(lenses)} {what} of "
-        f"{format_sizes([(lens.width, lens.height) for lens in lenses])} from "
-        f"{'one lens' if n_lenses == 1 else f'{n_lenses} lenses'}, {TAKEN[kind]}.",
-        f"{f'{n_missing} more are listed, but missing or broken' if n_missing else 'No image is missing'}; "
-        f"{train} to train on, {test} held out for scoring.",
+        f"{name}: {len(lenses)} {what} of {sizes} from {of_lenses}, {TAKEN[kind]}.",
+        f"{missing}; {train} to train on, {test} held out for scoring.",
     )
 
 
 def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
-    """The images that are on disk, and a note of those that are not; raises SceneError if most are missing."""
     there = [image for image in capture.images if image.found is not None]
     missing = [image for image in capture.images if image.found is None]
     if not missing:
         return there, []
-    names = ", ".join(map(printable, sorted(image.name for image in missing)[:SHOWN_NAMES]))
-    note = (
-        f"{len(there)} of {len(capture.images)} listed images are there; {len(missing)} are missing, the first: {names}"
-    )
+    note = f"{len(there)} of {len(capture.images)} listed images are there; {len(missing)} are missing, the first: "
+    note += first_of(image.name for image in missing)
     trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
     if len(there) < len(missing) and 2 * sum(image.name in trained for image in there) < len(trained):
         what = f"put them where the files name them, or correct the files{beside(missing[0].file)}"
@@ -207,21 +185,16 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
 
 def cut_out_diagnostics(images: list[PosedImage], headers: dict[str, ImageHeader]) -> list[str]:
     """A line if one of the images would keep its background."""
-    whole = [image for image in images if image.mask is None and not headers[image.name].has_alpha]
-    return [
-        f"data.masks is alpha, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "
-        f"{printable(image.found or image.file)}; give masks of all, or take the images away"
-        for image in whole[:1]
-    ]
+    whole = [image.found or image.file for image in images if not (image.mask or headers[image.name].has_alpha)]
+    what = f"data.masks is alpha, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first"
+    return [f"{what}: {printable(file)}; give masks of all, or take the images away" for file in whole[:1]]
 
 
 def choose_transform(
     capture: Capture, training: list[str], judged: Judged, box: tuple[float, ...] | None, unbounded: bool = False
 ) -> SceneTransform:
-    """The frame that a capture is trained in; `training` are the names of images that may tell near and far.
-
-    With a `box` it is that of the files; `unbounded`: what lies outside of the box counts, too.
-    """
+    """The frame that a capture is trained in, that of the files with a `box`, outside of which things count if it is
+    `unbounded`; `training` are the names of images that may tell near and far."""
     names = set(training)
     images = [image for image in capture.images if image.name in names]
     is_of_files = box is not None or capture.format in KEEPS_FILES_FRAME
@@ -249,9 +222,8 @@ def choose_transform(
 def turned_for(lens: Lens, header: ImageHeader) -> ImageHeader:
     """How an image is read: turned by its EXIF orientation, unless the lens is of the stored pixels' shape."""
     stored = header.as_stored()
-    if not has_shape(lens, header.width, header.height) and has_shape(lens, stored.width, stored.height):
-        return stored
-    return header
+    is_stored = not has_shape(lens, header.width, header.height) and has_shape(lens, stored.width, stored.height)
+    return stored if is_stored else header
 
 
 def has_shape(lens: Lens, width: int, height: int) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.pixels import ImageHeader
 from nerfkit.errors import SceneError
+from nerfkit.limits import COORDINATE_LIMIT
 
 ROTATION_TOLERANCE = 1e-3
 
@@ -37,7 +38,6 @@ def as_warnings(lines: Iterable[str]) -> list[Note]:
 
 
 def texts(notes: Iterable[Note], kind: str) -> list[str]:
-    """Texts of the notes of one kind."""
     return [note.text for note in notes if note.kind == kind]
 
 
@@ -46,7 +46,7 @@ class DepthFile(NamedTuple):
 
     file: Path  # PNG, EXR, NPY or NPZ
     confidence: Path | None = None  # how much each pixel counts
-    unit: float | None = None  # length of 1 in the file, in the units of the poses, where something says it
+    unit: float | None = None  # length of 1 in the file, in the poses' units, if stated
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Points:
     positions: np.ndarray  # [P, 3] float64
     colors: np.ndarray  # [P, 3] uint8
     track_lengths: np.ndarray  # [P] int64, images that see each
-    views: np.ndarray  # [T] int64, index into the capture's images, of every observation, ordered by point
+    views: np.ndarray  # [T] int64, index of the image of every observation, by point
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Capture:
     up: tuple[float, float, float] | None = None  # world axis that points up, if the files say so
     splits: dict[str, list[str]] = field(default_factory=dict)  # names by split, where the files say so
     paths: dict[str, list[PosedImage]] = field(default_factory=dict)  # splits without any image; see `resolve_files`
-    white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
-    notes: tuple[Note, ...] = ()  # what a user should know: which of several models was read, ...
+    white_ignores: bool = False  # in masks, not black
+    notes: tuple[Note, ...] = ()  # what a user should know
     is_solved: bool = False  # poses of plain photos, which were found for them
 
     @property
@@ -103,10 +103,24 @@ class Capture:
         points, number = self.points, {image.name: index for index, image in enumerate(images)}
         if points is not None and len(points.views):
             views = np.array([number.get(image.name, -1) for image in self.images], dtype=np.int64)[points.views]
-            of_point = np.repeat(np.arange(len(points.positions)), points.track_lengths)
-            lengths = np.bincount(of_point[views >= 0], minlength=len(points.positions))
-            points = replace(points, track_lengths=lengths, views=views[views >= 0])
+            points = seen_by_some(points, views, views >= 0)
         return replace(self, images=images, points=points)
+
+
+def seen_by_some(points: Points, views: np.ndarray, known: np.ndarray) -> Points:
+    """Points with other `views` [T], and without the observations that are not `known` [T] bool."""
+    of_point = np.repeat(np.arange(len(points.positions)), points.track_lengths)
+    lengths = np.bincount(of_point[known], minlength=len(points.positions))
+    return replace(points, track_lengths=lengths, views=views[known])
+
+
+def check_positions(positions: np.ndarray, where: str) -> None:
+    """Raise SceneError naming `where` if one of the points [P, 3] is nowhere."""
+    bad = ~(np.abs(positions) <= COORDINATE_LIMIT).all(axis=1)  # NaN is not
+    if bad.any():
+        index = int(bad.argmax())
+        wanted = f"finite and at most {COORDINATE_LIMIT:g}"
+        raise SceneError(f"{where}: point {index} is at {positions[index].tolist()}; positions must be {wanted}")
 
 
 def rotations_of(quaternions: np.ndarray) -> np.ndarray:
@@ -122,10 +136,7 @@ def rotations_of(quaternions: np.ndarray) -> np.ndarray:
 
 def check_rotation(rotation: np.ndarray, where: str) -> None:
     """Raise SceneError naming `where` if a matrix [3, 3] is no rotation."""
-    determinant = float(np.linalg.det(rotation))
-    if abs(determinant - 1) > ROTATION_TOLERANCE:
-        cause = "the axes are mirrored" if determinant < 0 else "the matrix is scaled"
-        raise SceneError(f"{where}: the rotation has determinant {determinant:.4g} instead of 1: {cause}")
-    skew = float(np.abs(rotation @ rotation.T - np.eye(3)).max())
-    if skew > ROTATION_TOLERANCE:
-        raise SceneError(f"{where}: the rotation's axes are not orthogonal (off by {skew:.3g})")
+    determinant, skew = np.linalg.det(rotation), np.abs(rotation @ rotation.T - np.eye(3)).max()
+    if abs(determinant - 1) > ROTATION_TOLERANCE or skew > ROTATION_TOLERANCE:
+        cause = "it is mirrored" if determinant < 0 else "it is scaled, or its axes are not orthogonal"
+        raise SceneError(f"{where}: the rotation has determinant {determinant:.4g}, and should have 1: {cause}")

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured depth: files of it, whether it fits the poses, and sparse points as the views see them.
-
-All lengths become distances along the ray in the units of the files; 0 is a hole.
-"""
+"""Measured depth as distances along rays: files, whether they fit the poses, and sparse points as views see them."""
 
 from __future__ import annotations
 
@@ -23,31 +20,27 @@ from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable, read_regular
 
 FILE_LIMIT = 2**31  # bytes
-MILLIMETERS = 0.001  # whole numbers count them, as phones, Kinects and nerfstudio's files do
+MILLIMETERS = 0.001  # of whole numbers
 DEPTHS = re.compile(r"(^|_)(depth|z|range|distance)", re.I)  # arrays of a file that are taken first
-ALONG_RAY = re.compile(r"(?<![a-z])(ray|range|distance)", re.I)  # such an array or folder; others are along the axis
-SHAPE = 0.05  # by which the sides of a depth image may have another ratio: phones cut one of them
-COMPARED, NEIGHBOURS, POINTS = 6, 12, 300  # views, of so many others near them every third, and pixels of a view
+ALONG_RAY = re.compile(r"(?<![a-z])(ray|range|distance)", re.I)  # others are along the axis
+SHAPE = 0.05  # by which the ratio of sides may be another
+COMPARED, NEIGHBOURS, POINTS = 6, 12, 300  # views, others near each, pixels of a view
 ALIKE = 0.5  # dot of the directions of two views that are compared
 SIDE = 512  # pixels of a view's longer side
 COARSE, AGREE = 0.1, 0.02  # of a distance: how well two views agree
-WRONG, CLEARER = 0.03, 1.05  # a scale is said that is so far from 1, at which so many times as many pixels agree
+WRONG, CLEARER = 0.03, 1.05  # scales that are said: off 1, times the pixels that agree
 LEAST, TOP = 0.05, 0.97  # share of pixels that agree; of the most that do at any scale
 TRIED = 20_000  # points without tracks, in each view
-CELLS, BEHIND = 24, 0.1  # of an image's longer side; share of its distance by which a point may be behind the nearest
+CELLS, BEHIND = 24, 0.1  # of a longer side; share of the distance that hides nothing
 
 
 def read_depth(depth: DepthFile, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, bool, float]:
-    """Lengths [H, W] float32 of a depth file at a `size` (width, height), in the units of the poses; how much each
-    counts, 0 to 1; whether they are along the ray instead of the camera's axis; and the unit.
-
-    Nearest pixels are taken, none is mixed with another.
-    """
+    """Lengths [H, W] float32 of the nearest pixels of a depth file at a `size` (width, height), in the units of the
+    poses; how much each counts, 0 to 1; whether they are along the ray instead of the camera's axis; and the unit."""
     file = depth.file
     values, name = _array(file)
     if values.dtype == np.uint8:
-        what = "has 8 bits, which measure nothing; give 16, or take the files away"
-        raise SceneError(f"depth image {printable(file)} {what}")
+        raise SceneError(f"depth image {printable(file)} has 8 bits, which measure nothing; give 16")
     unit = depth.unit or (1.0 if values.dtype.kind == "f" else MILLIMETERS)
     lengths = _resized(values, size, file).astype(np.float32) * np.float32(unit)
     counts = np.ones_like(lengths)
@@ -63,17 +56,17 @@ def read_depth(depth: DepthFile, size: tuple[int, int]) -> tuple[np.ndarray, np.
 
 def _array(file: Path) -> tuple[np.ndarray, str]:
     """The numbers [H, W] of a file, and what they are called there."""
-    ending, name = file.suffix.lower(), ""
+    ending, name, preference = file.suffix.lower(), "", lambda name: (not DEPTHS.search(name), name)
     try:
         if ending == ".exr":
             import OpenEXR
 
             channels = OpenEXR.File(str(file), separate_channels=True).channels()
-            name = _first(channels)
+            name = min(channels, key=preference)
             values = channels[name].pixels
         elif ending in (".npy", ".npz"):
             content = np.load(io.BytesIO(read_regular(file, FILE_LIMIT, "depth image", SceneError)), allow_pickle=False)
-            name = _first(content.files) if ending == ".npz" else ""
+            name = min(content.files, key=preference) if ending == ".npz" else ""
             values = content[name] if name else content
         elif ending == ".bin":  # of COLMAP: width&height&channels&, and the numbers
             *shape, content = read_regular(file, FILE_LIMIT, "depth image", SceneError).split(b"&", 3)
@@ -84,7 +77,7 @@ def _array(file: Path) -> tuple[np.ndarray, str]:
         raise SceneError('depth in EXR files needs OpenEXR: pip install "nerfkit[export]"') from None
     except SceneError:
         raise
-    except Exception as problem:  # decoders raise nearly anything where a file is broken
+    except Exception as problem:  # decoders raise nearly anything
         reason = printable(" ".join(str(problem).split()), 100)
         raise SceneError(f"depth image {printable(file)} cannot be read, is it cut or damaged? ({reason})") from None
     values = np.squeeze(values)
@@ -93,15 +86,11 @@ def _array(file: Path) -> tuple[np.ndarray, str]:
     return values, name
 
 
-def _first(names: Sequence[str]) -> str:
-    return min(names, key=lambda name: (not DEPTHS.search(name), name))
-
-
 def _resized(values: np.ndarray, size: tuple[int, int], file: Path) -> np.ndarray:
     (height, width), (columns, rows) = values.shape, size
     if abs(width * rows / (height * columns) - 1) > SHAPE:
-        shape = f"{width}x{height}, of another shape than its image, {columns}x{rows}"
-        raise SceneError(f"depth image {printable(file)} is {shape}")
+        what = f"depth image {printable(file)} is {width}x{height}, of another shape than its image"
+        raise SceneError(f"{what}, {columns}x{rows}")
     row, column = ((np.arange(n) * 2 + 1) * side // (2 * n) for n, side in ((rows, height), (columns, width)))
     return values[row[:, None], column]
 
@@ -123,11 +112,7 @@ def seen_in_front(cameras: Cameras, points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def depth_notes(capture: Capture, training: Sequence[str], unit: float) -> tuple[Note, ...]:
-    """What the depth images of a capture cover, and a warning where their scale is not that of the poses.
-
-    Pixels of some views are seen in the others: at the right scale, these have the same distance there. A file that
-    cannot be read raises SceneError.
-    """
+    """What the depth images of a capture cover, and a warning where their scale is not that of the poses."""
     names = set(training)
     images = [image for image in capture.images if image.name in names and image.found is not None]
     measured = [image for image in images if image.depth is not None]
@@ -148,7 +133,7 @@ def depth_notes(capture: Capture, training: Sequence[str], unit: float) -> tuple
     scales = np.append(coarse * 1.01 ** np.arange(-20, 21), 1.0)
     agreeing = _agreement(both, scales, AGREE)
     most = agreeing.max()
-    best = scales[agreeing > TOP * most].mean()  # the middle of what is hardly worse than the best
+    best = scales[agreeing > TOP * most].mean()  # the middle of the best
     if most < LEAST:
         return as_warnings([f"{about}, but no two views agree on it at any scale; are the files of these poses?"])
     if abs(best - 1) > WRONG and most > CLEARER * agreeing[-1]:
@@ -192,7 +177,6 @@ class _View:
 
 
 def _pairs(images: Sequence[PosedImage]) -> list[tuple[int, int]]:
-    """Pairs of views that are likely to see the same things: some of all, and others near them that look alike."""
     poses = np.stack([image.camera_to_world for image in images])
     is_narrow = np.array([not image.lens.is_panorama for image in images])
     pairs = []

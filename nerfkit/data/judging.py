@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only the pixels tell: whether alpha is used, how many bits an image has, and which levels of a mask are white.
 
-Decoding a file takes as long as loading it, so 16 evenly spaced files are checked, and all only if these are unclear.
+16 evenly spaced files are decoded, and all only if these are unclear.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from nerfkit.data.images.pixels import OPAQUE, ImageHeader, MaskKind, read_mask,
 from nerfkit.data.scene import threads_to_decode
 from nerfkit.data.scene_transform.rig import evenly
 from nerfkit.errors import SceneError
-from nerfkit.safe_io import printable
+from nerfkit.safe_io import first_of
 
 SAMPLED, THREADS = 16, 4  # files that are looked at, and how many of them at a time
 SIDE = 96  # cells of a silhouette, both ways
 BITS = (8, 10, 12, 14, 16)
 FEW_LEVELS = 127  # a largest level up to which masks hold labels, or 0 and 1
-EDGES, DIM = 100, 16  # half-transparent pixels that say whether colors are multiplied by alpha, brighter than that
+EDGES, DIM = 100, 16  # half-transparent pixels that tell of multiplied colors; their least level
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The images and masks of a capture, as their pixels have them."""
-
     headers: dict[str, ImageHeader]  # by the images' names
     masks: MaskKind
     silhouettes: dict[str, np.ndarray]  # of some training images: where they are opaque, [SIDE, SIDE] bool
@@ -45,8 +43,7 @@ class Judged:
 
 def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str], data: DataConfig) -> Judged:
     """Judge the images of a capture that have `headers`. Silhouettes are of `training` images alone; a mask that cuts
-    an object out counts as alpha. Of `data` masks and depth_unit count. Raises SceneError if no image shows
-    anything."""
+    an object out counts as alpha. Raises SceneError if no image shows anything."""
     alpha_masks = data.masks == "alpha"
 
     def look(image: PosedImage) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -64,10 +61,8 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
     images = [image for image in capture.images if image.name in headers]
     masks, notes = [image.mask for image in images if image.mask], []
     if turned := [name for name, header in headers.items() if header.turn != 1]:
-        notes.append(
-            f"turned by their EXIF orientation: {len(turned)} of {len(headers)} images (the first: "
-            f"{printable(turned[0])}), so that the poses have to be of the turned images"
-        )
+        what = f"turned by their EXIF orientation: {len(turned)} of {len(headers)} images ({first_of(turned)})"
+        notes.append(f"{what}, so that the poses have to be of the turned images")
     n_threads = threads_to_decode(max((header.decoding_bytes for header in headers.values()), default=1), THREADS)
     with ThreadPoolExecutor(max(1, n_threads)) as pool:
         largest, of_alpha, _ = _largest(pool, masks, FEW_LEVELS)
@@ -81,15 +76,13 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
         largest, _, has_more = _largest(pool, gray, 2 ** BITS[-2])
         if has_more and (bits := _bits(largest)) < BITS[-1]:
             headers = {name: header._replace(bits=min(header.bits, bits)) for name, header in headers.items()}
-            notes.append(
-                f"gray images are taken to hold {bits} bits in 16, for their largest level is {largest}; save "
-                "them in 8 bits if they are dark"
-            )
-        names = set(training)
+            what = f"gray images are taken to hold {bits} bits in 16, for their largest level is {largest}"
+            notes.append(f"{what}; save them in 8 bits if they are dark")
+        names, is_clear = set(training), lambda found: any(counts[0] < OPAQUE for _, counts in found)
         chosen = [image for image in images if headers[image.name].has_alpha or (alpha_masks and image.mask)]
-        found = _looks(pool, [image for image in chosen if image.name in names], look, _has_transparency)
-        if not _has_transparency([one for _, one in found]):  # the test images may have it
-            found += _looks(pool, [image for image in chosen if image.name not in names], look, _has_transparency)
+        found = _looks(pool, [image for image in chosen if image.name in names], look, is_clear)
+        if not is_clear([one for _, one in found]):  # the test images may have it
+            found += _looks(pool, [image for image in chosen if image.name not in names], look, is_clear)
     is_object = alpha_masks or any(header.has_alpha for header in headers.values())
     if found:
         lowest, highest, edges, brighter = np.array([counts for _, (_, counts) in found]).T
@@ -98,11 +91,10 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
             is_object = alpha_masks
             notes.append(f"alpha is left out: the {len(found)} images with it are opaque")
         elif highest.max() <= 255 - OPAQUE:
-            raise SceneError(
-                f"the {len(found)} images that were looked at are transparent, their alpha is at most "
-                f"{highest.max()} of 255; "
-                f"{'correct their masks' if alpha_masks else 'save them without alpha, as RGB'}"
+            what = (
+                f"the {len(found)} images that were looked at are transparent: alpha is {highest.max()} of 255 at most"
             )
+            raise SceneError(f"{what}; {'correct their masks' if alpha_masks else 'save them without alpha, as RGB'}")
         elif edges.sum() >= EDGES and not brighter.any():
             text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"
             notes += as_warnings([text])
@@ -126,15 +118,11 @@ def _largest(pool: ThreadPoolExecutor, files: Sequence[Path], enough: int) -> tu
 
     def look(file: Path) -> tuple[int, int, int]:
         levels, alpha = stored_levels(file)
-        varies = alpha is not None and 2 * int(alpha.min()) < int(alpha.max())  # more than at edges of what is drawn
+        varies = alpha is not None and 2 * int(alpha.min()) < int(alpha.max())  # not only at edges
         return int(levels.max()), int(alpha.max()) if varies else 0, int((levels % np.uint16(257)).any())
 
     found = [one for _, one in _looks(pool, files, look, lambda found: np.max(found) > enough)]
     return tuple(map(int, np.max(found, axis=0))) if found else (0, 0, 0)
-
-
-def _has_transparency(found: list[tuple[np.ndarray, tuple[int, ...]]]) -> bool:
-    return any(counts[0] < OPAQUE for _, counts in found)
 
 
 def _bits(largest: int) -> int:
@@ -142,10 +130,9 @@ def _bits(largest: int) -> int:
 
 
 def _looks(
-    pool: ThreadPoolExecutor, things: Sequence[Any], look: Callable, is_clear: Callable[[list], Any] = bool
+    pool: ThreadPoolExecutor, things: Sequence[Any], look: Callable, is_clear: Callable[[list], Any]
 ) -> list[tuple[Any, Any]]:
-    """Some of `things` with what `look` returns of each, all of them where that of some is not clear; a file that
-    cannot be read is left to whoever reads all."""
+    """Some of `things` with what `look` returns of each, all where that is not clear; unreadable ones are left out."""
 
     def try_to(thing: Any) -> tuple[Any, Any] | None:
         with suppress(SceneError):

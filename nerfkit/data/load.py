@@ -14,7 +14,7 @@ from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data import readers
 from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
-from nerfkit.data.readers.folders import is_folder, list_images
+from nerfkit.data.readers.folders import list_images
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import VIDEOS, root_of, solve
@@ -26,7 +26,7 @@ from nerfkit.safe_io import missing_hint, native_name, open_regular, printable
 IMAGE_FOLDER = re.compile(r"(images|input|rgb|frames|train|val|test)(_\d+)?", re.I)  # as scenes name it
 START, FILE_LIMIT = 2**16, 2**40  # bytes of a file of poses: looked at, at most
 TO_JSON = "write poses (camera to world, OpenGL axes) and lens into a transforms.json"
-FOREIGN = (  # formats of poses that are not read: names here or one folder below, how a file starts, program, way in
+FOREIGN = (  # formats that are not read: names, how a file starts, program, way in
     ("*.xml", r"<document[^>]*>\s*<chunk", "Metashape", "export them for COLMAP, or use ns-process-data metashape"),
     ("*.csv", r"^#?name,x,y,", "RealityCapture", "export them for COLMAP, or use ns-process-data realitycapture"),
     ("sfm_data.json", r'"(views|extrinsics)"', "openMVG", "run openMVG_main_openMVG2Colmap"),
@@ -43,12 +43,8 @@ MAY_HOLD = re.compile(r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|c
 
 
 def scene_of(config: Config, transform: SceneTransform | None = None, report: Callable[[str], None] = print) -> Scene:
-    """The scene of `config.data`, as it is trained, scored and shown; with the `transform` of a run, in that frame.
-
-    With a data.box, the files' frame is the model's, and what lies outside of the box counts only if sampling.kind is
-    contracted. Otherwise the frame is found, except for a format whose scenes stand in a known box. `report` gets a
-    line where poses have to be found.
-    """
+    """The scene of `config.data`, as it is trained, scored and shown: in the frame of a run's `transform`, or with a
+    data.box in that of the files."""
     data = config.data
     capture = load_capture(data.path, data.format, data.sfm_dir, report, of_run=transform is not None)
     scene = assemble(capture, data, transform, unbounded=config.sampling.kind == "contracted")
@@ -84,8 +80,7 @@ def load_capture(
 ) -> Capture:
     """What a reader finds at `path`, and its image files; `report` gets a line where poses have to be found.
 
-    Of several formats in a folder, "auto" takes the one with sparse points, but the first for a scene `of_run`: runs
-    that say "auto" are of a time when it did. Nor are poses of a run found anew: they would be in another frame.
+    For a scene `of_run` "auto" is the first format, as when runs said so, and poses that are gone are not found anew.
     """
     folder, formats = look_at(path, format)
     if formats:
@@ -93,9 +88,8 @@ def load_capture(
     out = _path(sfm_dir) if sfm_dir else None
     if of_run and not any((sparse := root_of(folder, out) / "sparse").glob("*")):
         raise SceneError(
-            f"{printable(folder)} has no camera poses: those of the run were found into {printable(sparse)}, which is "
-            "gone, and if found anew they would be in another frame. Put it back, give the folder that it is in now "
-            "with --data (with train, --data.sfm_dir), or train again"
+            f"poses of the run were found into {printable(sparse)}, which is gone; found anew, they would be in "
+            "another frame. Put it back, give its folder with --data (with train, --data.sfm_dir), or train again"
         )
     report(f"{printable(folder)} has no camera poses; they are looked for")
     if beside := poses_beside(folder):
@@ -109,18 +103,18 @@ def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
     if not path:
         raise SceneError("no scene is given; type its folder after the command: nerfkit train FOLDER")
     folder = _path(path)
+    if not os.path.lexists(folder):
+        raise SceneError(f"the folder '{printable(folder)}' {missing_hint(folder)}")
     if not os.path.isdir(folder) and not (os.path.isfile(folder) and folder.suffix.lower() in VIDEOS):
-        if not os.path.lexists(folder):
-            raise SceneError(f"the folder '{printable(folder)}' {missing_hint(folder)}")
         meant = f"did you mean the folder '{printable(folder.parent)}'?"
         raise SceneError(f"'{printable(folder)}' is neither a folder nor a video; {meant}")
     if format not in ("auto", *readers.READERS):
         raise SceneError(f"data.format: {format!r} is unknown; use auto, {', '.join(readers.READERS)}")
     found = readers.formats_of(folder)
     if format != "auto" and format not in found and found:
+        others, what = " or ".join(found), f"data.format: {format} needs {readers.READERS[format].needs}"
         raise SceneError(
-            f"data.format: {format} needs {readers.READERS[format].needs}, but '{printable(folder)}' looks like "
-            f"{' or '.join(found)}; leave out --data.format, or choose {' or '.join(found)}"
+            f"{what}, but '{printable(folder)}' looks like {others}; choose {others}, or leave out --data.format"
         )
     if formats := found if format == "auto" else [format]:
         return folder, formats
@@ -134,9 +128,8 @@ def poses_beside(folder: Path) -> str:
         for file in sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")])[:3]:
             with suppress(SceneError, OSError), open_regular(file, FILE_LIMIT, "file", SceneError) as opened:
                 if re.search(start, opened.read(START).decode("utf-8", "replace"), re.I | re.M):
-                    return (
-                        f"{printable(file)} holds poses and scale of {program}, which are not read; to keep them, {way}"
-                    )
+                    what = f"{printable(file)} holds poses and scale of {program}"
+                    return f"{what}, which are not read; to keep them, {way}"
     names = sorted(file.name for file in folder.glob("*") if MAY_HOLD.fullmatch(file.name))
     return f"{printable(', '.join(names))} may hold poses, but of no format that is read" if names else ""
 
@@ -155,12 +148,10 @@ def _path(text: str) -> Path:
 
 
 def _check_photos(folder: Path, beside: str) -> None:
-    """Raise SceneError for a folder without photos, in its sub-folder images or others that are no scenes, or one
-    that is of a scene with poses; `beside` says what else is there."""
     if folder.is_file():  # a video
         return
     place = image_folder(folder)
-    inner = sorted(entry for entry in place.glob("*") if is_folder(entry) and not entry.name.startswith("."))
+    inner = sorted(entry for entry in place.glob("*") if os.path.isdir(entry) and not entry.name.startswith("."))
     if runs := [at for at in (place, *inner) if (at / MARKER).exists() and (at / "config.toml").exists()]:
         raise SceneError(f"'{printable(runs[0])}' is a run of nerfkit; give the folder of a scene or of photos")
     scenes = [entry for entry in inner if readers.formats_of(entry)]
@@ -178,7 +169,6 @@ def _check_photos(folder: Path, beside: str) -> None:
         formats = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
         there = f"there are no photos (JPEG, PNG, WebP) and no scene of a known format in '{printable(place)}'"
         raise SceneError(f"{known}{there}. Of the formats, {formats}")
-    folder = folder.resolve()
-    if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
-        scene = printable(folder.parent)
-        raise SceneError(f"'{printable(folder)}' holds the images of the scene '{scene}'; give that folder")
+    scene = folder.resolve().parent
+    if IMAGE_FOLDER.fullmatch(folder.resolve().name) and readers.formats_of(scene):
+        raise SceneError(f"'{printable(folder)}' holds the images of the scene '{printable(scene)}'; give that folder")

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nerfkit.data.capture import Points
+from nerfkit.data.capture import Points, check_positions
 from nerfkit.errors import SceneError
 from nerfkit.files import atomic_write
-from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.safe_io import printable, read_regular
 
 FILE_LIMIT = 2**30  # bytes
@@ -27,25 +26,20 @@ TYPES = {  # of PLY, old and new names, as numpy's
     **dict.fromkeys(("float", "float32"), "<f4"), **dict.fromkeys(("double", "float64"), "<f8"),
 }  # fmt: skip
 POSITION, COLOR = ("x", "y", "z"), ("red", "green", "blue")
+WANTED = {**dict.fromkeys(POSITION, ("<f4", "<f8")), **dict.fromkeys(COLOR, ("u1",))}  # types
 GRAY = 128  # of points without color
 
 
 class _Element(NamedTuple):
-    """A kind of things that the header announces."""
-
     name: str
     count: int
-    fields: list[tuple[str, str]]  # name and numpy's type of every property; of a list, an empty type
+    fields: list[tuple[str, str]]  # name and numpy's type, '' of a list
 
     def type(self, where: str) -> np.dtype:
-        """Of a thing in a binary file, whose properties have to be single numbers."""
         names = [name for name, _ in self.fields]
-        if not all(kind for _, kind in self.fields):
-            raise SceneError(f"{where}: a list is not supported in element {printable(self.name)}; leave it out")
-        if len(set(names)) != len(names):
-            raise SceneError(
-                f"{where}: a property of '{printable(self.name)}' is there twice: {printable(', '.join(names))}"
-            )
+        if len(set(names)) != len(names) or not all(kind for _, kind in self.fields):
+            wanted = f"properties of '{printable(self.name)}' must be single numbers of different names"
+            raise SceneError(f"{where}: {wanted}, no lists, got {printable(', '.join(names))}")
         return np.dtype(self.fields)
 
 
@@ -64,14 +58,12 @@ def read_points(file: Path) -> Points:
     kind, types = vertex.type(where), dict(vertex.fields)
     names = POSITION + COLOR if types.keys() & set(COLOR) else POSITION
     for name in names:
-        wanted, known = ("float or double", "<f4 <f8") if name in POSITION else ("uchar (0 to 255)", "u1")
-        if name not in types:
-            raise SceneError(f"{where}: the property '{name}' of 'vertex' is missing")
-        if types[name] not in known.split():
-            raise SceneError(f"{where}: the property '{name}' of 'vertex' must be {wanted}")
+        if types.get(name) not in WANTED[name]:
+            wanted = "float or double" if name in POSITION else "uchar (0 to 255)"
+            raise SceneError(f"{where}: the property '{name}' of 'vertex' is missing, or is not {wanted}")
     is_ascii = format == "ascii"
     start += 0 if is_ascii else sum(element.count * element.type(where).itemsize for element in before)
-    shortest = 2 * len(types) if is_ascii else kind.itemsize  # bytes of a point, of which the last may lack its newline
+    shortest = 2 * len(types) if is_ascii else kind.itemsize  # bytes of a point
     if vertex.count * shortest > len(content) - start + is_ascii:
         raise SceneError(f"{where} is truncated: {vertex.count} points do not fit into it")
     if is_ascii:
@@ -79,11 +71,7 @@ def read_points(file: Path) -> Points:
     else:
         table = np.frombuffer(content, kind, vertex.count, start)
     positions = np.stack([table[name].astype(np.float64) for name in POSITION], axis=1)  # [P, 3]
-    bad = ~(np.abs(positions) <= COORDINATE_LIMIT).all(axis=1)  # NaN is not
-    if bad.any():
-        point = int(bad.argmax())
-        wanted = f"finite and at most {COORDINATE_LIMIT:g}"
-        raise SceneError(f"{where}: vertex {point} is at {positions[point].tolist()}; positions must be {wanted}")
+    check_positions(positions, where)
     colors = np.full((vertex.count, 3), GRAY, dtype=np.uint8)
     if COLOR[0] in names:
         colors = np.stack([table[name] for name in COLOR], axis=1).astype(np.uint8)
@@ -102,47 +90,40 @@ def write_points(file: Path, points: Points) -> None:
 
 
 def _header(text: str, where: str) -> tuple[str, list[_Element]]:
-    """The format, and the elements in order."""
     format, elements = "", []
     for line in text.splitlines():
         match line.split():
             case ["format", format, _] if format in FORMATS:
                 pass
-            case ["format", format, *_]:
-                raise SceneError(f"{where}: format {printable(format)} is not supported; give {' or '.join(FORMATS)}")
             case ["element", name, number] if number.isdecimal() and len(number) <= 12:
                 elements.append(_Element(name, int(number), []))
             case ["property", "list", *_, name] if elements:
                 elements[-1].fields.append((name, ""))
-            case ["property", kind, name] if elements:
-                if kind not in TYPES:
-                    raise SceneError(f"{where}: property {printable(name)} has the unknown type {printable(kind)}")
+            case ["property", kind, name] if elements and kind in TYPES:
                 elements[-1].fields.append((name, TYPES[kind]))
             case ["ply"] | ["comment" | "obj_info", *_] | []:
                 pass
             case _:
-                raise SceneError(f"{where}: the line {reprlib.repr(line)} of the header is not understood")
+                wanted = f"the format {' or '.join(FORMATS)}, or elements and properties"
+                raise SceneError(f"{where}: the header's line {reprlib.repr(line)} must be {wanted} of known types")
     return format, elements
 
 
 def _ascii(text: bytes, skipped: int, vertex: _Element, where: str) -> dict[str, np.ndarray]:
     """Columns [P] of the points by name, one point a line, after some lines."""
     names = [name for name, _ in vertex.fields]
-    if not vertex.count:
-        return {name: np.zeros(0) for name in names}
+    rows = np.zeros((0, len(names)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a file without rows, which are counted below
-            rows = np.loadtxt(io.BytesIO(text), skiprows=skipped, max_rows=vertex.count, comments=None, ndmin=2)
+            warnings.simplefilter("ignore")  # rows are counted below
+            if vertex.count:
+                rows = np.loadtxt(io.BytesIO(text), skiprows=skipped, max_rows=vertex.count, comments=None, ndmin=2)
     except ValueError as error:
         raise SceneError(f"{where}: a vertex is not a line of {len(names)} numbers ({printable(str(error))})") from None
     if rows.shape != (vertex.count, len(names)):
-        raise SceneError(
-            f"{where}: {vertex.count} points of {len(names)} values are announced, "
-            f"but there are {len(rows)} of {rows.shape[1]}"
-        )
+        got = "but there are {} of {}".format(*rows.shape)
+        raise SceneError(f"{where}: {vertex.count} points of {len(names)} values are announced, {got}")
     table = dict(zip(names, rows.T, strict=True))
-    for name in COLOR:
-        if name in table and not ((table[name] >= 0) & (table[name] <= 255)).all():
-            raise SceneError(f"{where}: the property '{name}' of 'vertex' must lie between 0 and 255")
+    if not all(((table[name] >= 0) & (table[name] <= 255)).all() for name in COLOR if name in table):
+        raise SceneError(f"{where}: {', '.join(COLOR)} of 'vertex' must lie between 0 and 255")
     return table

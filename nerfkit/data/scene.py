@@ -39,15 +39,14 @@ class Views:
     files: list[Path]
     headers: list[ImageHeader]  # of each file
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
-    white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
+    white_ignores: bool = False  # in masks, not black
     alpha_masks: bool = False  # masked pixels are transparent, not ignored
     mask_kind: MaskKind = MaskKind()
     depths: list[DepthFile | None] = field(default_factory=list)  # how far is what they show; none where empty
     scale: float = 1.0  # model units of one unit of the poses' files
-    numbers: list[int] = field(default_factory=list)  # in the capture, by which its points name who sees them
+    numbers: list[int] = field(default_factory=list)  # in the capture
 
     def __getitem__(self, chosen: list[int]) -> Views:
-        """Some of the views, by their numbers."""
         lists = {name: getattr(self, name) for name in ("files", "headers", "masks", "depths", "numbers")}
         some = {name: [x[view] for view in chosen if x] for name, x in lists.items()}
         return replace(self, cameras=self.cameras[chosen], **some)
@@ -71,28 +70,21 @@ class Views:
 
     def bytes(self, with_depth: bool = False) -> int:
         """Memory that the images take."""
-        return self.n_pixels() * (self.channels + self._ignores + 4 * (with_depth and any(self.depths)))
-
-    @property
-    def _ignores(self) -> bool:  # whether some pixels may not count
-        return any(self.masks) and not self.alpha_masks
+        ignores = any(self.masks) and not self.alpha_masks
+        return self.n_pixels() * (self.channels + ignores + 4 * (with_depth and any(self.depths)))
 
     def load(self, progress_bar: bool = False, with_depth: bool = False, may_be_masked: bool = False) -> ImagePool:
         """All images, resized to their cameras' sizes by area, which of their pixels do not count, and how far they see
-        if that is wanted and there are files of it.
-
-        Raises SceneError if the masks leave nothing of any of them, unless that `may_be`.
-        """
+        if that is wanted. Raises SceneError if masks leave nothing of any, unless that `may_be`."""
         sizes = self.cameras.sizes()
         decoding = self._bytes_to_decode(sizes)
         n_threads = threads_to_decode(decoding, min(MAX_THREADS, len(self.files)), self.bytes(with_depth))
         if not n_threads:
-            raise SceneError(
-                f"the images need {self.bytes(with_depth) / 2**30:.1f} GB, and {decoding / 2**30:.1f} GB more to "
-                f"decode one, but {free_memory() / 2**30:.1f} GB are free; raise data.downscale, or shrink the files"
-            )
+            needed, more, free = (n / 2**30 for n in (self.bytes(with_depth), decoding, free_memory()))
+            what = f"the images need {needed:.1f} GB, and {more:.1f} GB more to decode one, but {free:.1f} GB are free"
+            raise SceneError(f"{what}; raise data.downscale, or shrink the files")
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
-        ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
+        ignored = torch.zeros(len(pixels), dtype=torch.bool) if any(self.masks) and not self.alpha_masks else None
         depth = torch.zeros(len(pixels), 2, dtype=torch.float16) if with_depth and any(self.depths) else None
         counts = torch.tensor([width * height for width, height in sizes])
         ends = counts.cumsum(0)
@@ -115,11 +107,9 @@ class Views:
             done = pool.map(fill, range(len(self.files)))
             list(tqdm(done, total=len(self.files), desc="images", leave=False, disable=not progress_bar))
         if ignored is not None and ignored.all() and not may_be_masked:
-            color = "white" if self.white_ignores else "black"
-            raise SceneError(
-                f"masks leave nothing of the {len(self.files)} images: all pixels are {color}, which is ignored "
-                f"(the first: {printable(self.masks[0])}); correct the masks, or take them away to use all pixels"
-            )
+            why = f"all pixels are {'white' if self.white_ignores else 'black'}, which is ignored"
+            what = f"masks leave nothing of the {len(self.files)} images: {why} ({printable(self.masks[0])})"
+            raise SceneError(f"{what}; correct the masks, or take them away to use all pixels")
         return ImagePool(pixels, first, tuple(sizes), ignored, depth)
 
     def _depth(self, view: int, size: tuple[int, int]) -> Tensor:
@@ -130,14 +120,11 @@ class Views:
             distance /= self.cameras.z_per_distance(view, self.cameras.image_rays(view).directions)
         depth = torch.stack([distance, counts], dim=-1).half()  # exact to 0.05 %
         if (depth[:, 0].isinf() & distance.isfinite()).any():
-            raise SceneError(
-                f"depth image {printable(self.depths[view].file)} has more than 65504 units of the model, which cannot "
-                "be kept; leave data.box out, or give --trainer.depth 0"
-            )
+            what = f"depth image {printable(self.depths[view].file)} has more than 65504 units of the model"
+            raise SceneError(f"{what}, which cannot be kept; leave data.box out, or give --trainer.depth 0")
         return torch.where((depth.isfinite() & (depth > 0)).all(-1, keepdim=True), depth, 0)
 
     def _bytes_to_decode(self, sizes: list[tuple[int, int]]) -> int:
-        """Memory that decoding takes of the image that takes most."""
         decoding = [header.decoding_bytes for header in self.headers]
         for view, (header, (width, height)) in enumerate(zip(self.headers, sizes, strict=True)):
             if (header.width, header.height) != (width, height):
@@ -167,7 +154,7 @@ class Scene:
     format: str  # of readers.READERS
     views: dict[str, Views]
     up: tuple[float, float, float]  # world axis that points up
-    transform: SceneTransform | None = None  # how the model's frame lies in that of the files; None where they are one
+    transform: SceneTransform | None = None  # from the files' frame to the model's; None where they are one
     notes: tuple[Note, ...] = ()  # what a user should know
     format_again: str = "auto"  # data.format that reads the same scene again
     points: Points | None = None  # sparse points of the files, in their frame
@@ -236,8 +223,7 @@ class Scene:
         return Sightings(Rays(*(x.to(device) for x in rays)), distance.to(device)) if len(view) else None
 
     def pixels_across(self, box: Sequence[float]) -> float | None:
-        """Pixels that the longest side of a box of the model's frame is wide at its middle, in half of the training
-        images at least; none without such images."""
+        """Pixels that the longest side of a box [model units] is wide at its middle, in the median training image."""
         if "train" not in self.views:
             return None
         cameras = self.views["train"].cameras

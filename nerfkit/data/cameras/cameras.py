@@ -2,9 +2,8 @@
 """Pixels, lenses and poses -> rays.
 
 Poses are camera-to-world in OpenGL axes: x right, y up, the camera looks down -z. Pixel (column, row) has its centre
-at (column + 0.5, row + 0.5); (0, 0) is the upper left corner of the image. A lens without distortion is its focal
-length and principal point; with distortion, directions come from a table: of all pixels, or where that would take too
-much memory, of evenly spaced points, between which they are interpolated.
+at (column + 0.5, row + 0.5); (0, 0) is the upper left corner. Directions of lenses with distortion come from a table:
+of all pixels, or where that would take too much memory, of evenly spaced points, between which they are interpolated.
 """
 
 from __future__ import annotations
@@ -12,21 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit.data.cameras.lens import DirectionMap, Lens
+from nerfkit.data.cameras.lens import UNDISTORT, DirectionMap, Lens
 from nerfkit.errors import SceneError
 
-MAX_DIRECTIONS = 2**24  # of a table, of more than one lens: 0.2 GB, and seconds to find them on a CPU
-# Pixels between two nodes of a table. Measured of a lens of 90 degrees with k1 -0.2 and images of 1000x750: directions
-# in between are off by 0.0004, 0.0016 and 0.007 pixels in the mean for 2, 4 and 8, by 0.005, 0.02 and 0.08 in the
-# corners; half as much in images twice as large.
-SPACINGS = (1, 2, 4, 8, 16, 32)
+MAX_DIRECTIONS = 2**24  # of a table, of more than one lens: 0.2 GB
+SPACINGS = (1, 2, 4, 8, 16, 32)  # pixels between two nodes of a table
 LensMaps = dict[tuple[Lens, int], DirectionMap]  # by lens and spacing
 
 
@@ -48,11 +43,6 @@ class DirectionTable:
     across: Tensor  # [V] int64, nodes in a row of each view's
     step: Tensor  # [V, 2] float32, pixels between two nodes, across and down
     spacing: int = 1  # pixels between two nodes at most; 1: they are the pixels
-
-    @cached_property
-    def is_complete(self) -> bool:
-        """Whether every direction is known."""
-        return bool(self.valid.all())
 
     def at(self, view: Tensor, column: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         """Directions [R, 3], of any length, through pixels, and whether they are known [R]."""
@@ -84,15 +74,11 @@ class Cameras:
     table: DirectionTable | None = field(default=None, repr=False)  # of those lenses; see `from_lenses`
 
     def __post_init__(self) -> None:
-        n_views = self.camera_to_world.shape[0]
-        wanted = {"camera_to_world": (n_views, 3, 4), "focal": (n_views, 2), "center": (n_views, 2)}
-        wanted |= {name: (n_views,) for name in ("width", "height") if isinstance(getattr(self, name), Tensor)}
+        wanted = {"camera_to_world": [3, 4], "focal": [2], "center": [2]}
+        wanted |= {name: [] for name in ("width", "height") if isinstance(getattr(self, name), Tensor)}
         for name, shape in wanted.items():
-            if tuple(getattr(self, name).shape) != shape:
-                raise SceneError(
-                    f"Cameras: {name} must have shape [{', '.join(['V', *map(str, shape[1:])])}], "
-                    f"got {list(getattr(self, name).shape)}"
-                )
+            if (got := list(getattr(self, name).shape)) != [len(self), *shape]:
+                raise SceneError(f"Cameras: {name} must have shape [{', '.join(map(str, ['V', *shape]))}], got {got}")
         if not all(isinstance(side, int) and side >= 1 for size in set(self.sizes()) for side in size):
             raise SceneError(f"Cameras: width and height must be whole pixels, got {self.width} and {self.height}")
 
@@ -176,7 +162,7 @@ class Cameras:
 
     def known_image(self, view: int) -> Tensor | None:
         """Whether the lens has a direction for each pixel of one image, [H, W] bool; None where it has for all."""
-        if self.table is None or self.table.is_complete:
+        if self.table is None or self.table.valid.all():
             return None
         width, height = self.size(view)
         return self.table.at(*self._pixels(view, 0, width * height))[1].unflatten(0, (height, width))
@@ -187,7 +173,6 @@ class Cameras:
         return self.rays(*self._pixels(view, start, width * height if end is None else end))
 
     def _pixels(self, view: int, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-        """View, column and row of pixels start..end of one image."""
         pixel, width = torch.arange(start, end, device=self.focal.device), self.size(view)[0]
         return torch.full_like(pixel, view), pixel % width, pixel // width
 
@@ -211,7 +196,12 @@ class Cameras:
 
 def _table(lenses: list[Lens], known: LensMaps) -> DirectionTable:
     distinct = list(dict.fromkeys(lenses))
-    spacing = _spacing(distinct)
+    spacings = SPACINGS[:1] if len(distinct) == 1 else SPACINGS
+    sums = {n: sum(math.prod(lens.nodes(n)) for lens in distinct) for n in spacings}  # nodes of all lenses
+    spacing = next((n for n, count in sums.items() if count <= MAX_DIRECTIONS or len(sums) == 1), 0)
+    if not spacing:
+        what = f"the {len(distinct)} lenses with distortion have {sums[1]} pixels together"
+        raise SceneError(f"{what}; raise data.downscale, or {UNDISTORT}")
     nodes = {lens: lens.nodes(spacing) for lens in distinct}  # across, down
     ends = torch.tensor([across * down for across, down in nodes.values()]).cumsum(0).tolist()
     first = dict(zip(distinct, [0, *ends], strict=False))
@@ -222,28 +212,13 @@ def _table(lenses: list[Lens], known: LensMaps) -> DirectionTable:
         [(side - 1) / max(n - 1, 1) or 1.0 for side, n in zip((lens.width, lens.height), nodes[lens], strict=True)]
         for lens in lenses
     ]
+    directions, valid = (torch.cat(parts) for parts in zip(*maps, strict=True))
     return DirectionTable(
-        torch.cat([of.directions for of in maps]),
-        torch.cat([of.valid for of in maps]),
-        torch.tensor([first[lens] for lens in lenses]),
-        torch.tensor([nodes[lens][0] for lens in lenses]),
-        torch.tensor(step),
-        spacing,
-    )
-
-
-def _spacing(lenses: list[Lens]) -> int:
-    """The closest of SPACINGS with which the table of all lenses has MAX_DIRECTIONS nodes at most; 1 for one lens."""
-    for spacing in SPACINGS:
-        if len(lenses) == 1 or sum(math.prod(lens.nodes(spacing)) for lens in lenses) <= MAX_DIRECTIONS:
-            return spacing
-    raise SceneError(
-        f"the {len(lenses)} lenses with distortion have more than {MAX_DIRECTIONS * spacing**2} pixels together; "
-        "raise data.downscale, or undistort the images with COLMAP's image_undistorter"
-    )
+        directions, valid, torch.tensor([first[lens] for lens in lenses]),
+        torch.tensor([nodes[lens][0] for lens in lenses]), torch.tensor(step), spacing,
+    )  # fmt: skip
 
 
 def _each_tensor(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A dataclass with every tensor in its fields changed."""
     values = {f.name: getattr(thing, f.name) for f in fields(thing)}
     return replace(thing, **{name: change(x) for name, x in values.items() if isinstance(x, Tensor)})

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lens: from directions of a camera to pixels and back.
-
-Unprojecting a distorted pixel means solving an equation, so that is done once, in float64: for every pixel, or where
-that takes too much memory, for every n-th one each way (`Lens.direction_map`).
-"""
+"""Lens: from directions of a camera to pixels and back; `Lens.direction_map` solves that once, in float64."""
 
 from __future__ import annotations
 
 import math
 import reprlib
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nerfkit.data.cameras.lens_models import MODELS, Equations
+from nerfkit.data.cameras.lens_models import MODELS, PROJECTIONS, Equations, equations_of
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
 
@@ -25,18 +20,18 @@ UNDISTORT = "undistort the images with COLMAP's image_undistorter"
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
 BOUNDS = {"omega": (-3.1, 3.1), "alpha": (0, 1), "beta": (1e-6, 1e6)}  # of coefficients that are none of a polynomial
-CENTER_MARGIN = 10  # sides of the image: the principal point of a cropped image may lie outside, but not by far
+CENTER_MARGIN = 10  # sides of the image, by which a principal point may lie outside
 COEFFICIENT_LIMIT = 1e12  # high orders of a long lens are large
 TOLERANCE = 0.05  # pixels between a pixel and the projection of its direction
 MAX_INVALID = 0.02  # share of the pixels of a lens
-CHUNK = 10_000  # pixels that are unprojected at once: torch works on so few in one thread, out of the cache
+CHUNK = 10_000  # pixels that are unprojected at once, out of the cache
 
 
 class DirectionMap(NamedTuple):
     """Directions at N nodes over the image of a lens, row by row: all pixel centres, or evenly spaced points."""
 
     directions: Tensor  # [N, 3] float32, of unit length, OpenGL axes: x right, y up, z backwards
-    valid: Tensor  # [N] bool; where False, no direction leads to the node, and `directions` holds the axis
+    valid: Tensor  # [N] bool; where False, `directions` holds the axis
 
 
 @dataclass(frozen=True)
@@ -54,9 +49,7 @@ class Lens:
 
     def __post_init__(self) -> None:
         if self.model not in list(MODELS):  # a list can be searched for any value, also one without a hash
-            raise SceneError(
-                f"unknown camera model {_got(self.model)}; known are {', '.join(MODELS)}; else {UNDISTORT}"
-            )
+            raise SceneError(f"unknown camera model {_got(self.model)}; known: {', '.join(MODELS)}; else {UNDISTORT}")
         for name, side in (("width", self.width), ("height", self.height)):
             if not isinstance(side, int) or not 1 <= side <= SIDE_LIMIT:
                 raise SceneError(f"{name} must be a whole number of pixels from 1 to {SIDE_LIMIT}, got {_got(side)}")
@@ -65,19 +58,16 @@ class Lens:
             wanted = f"{len(names)} parameters ({', '.join(names)})"
             raise SceneError(f"{where} has {wanted}, got {len(self.params)}: {_got(self.params)}")
         for name, value in zip(names, self.params, strict=True):
-            low, high = BOUNDS.get(name, (-COEFFICIENT_LIMIT, COEFFICIENT_LIMIT))
+            low, high = FOCAL_LIMITS if name[0] in "fwh" else BOUNDS.get(name, (-COEFFICIENT_LIMIT, COEFFICIENT_LIMIT))
             if not isinstance(value, (int, float)) or not low <= value <= high:  # nor is NaN
-                raise SceneError(f"{where}: {name} must be a number from {low:g} to {high:g}, got {_got(value)}")
-            if name[0] in "fwh" and not FOCAL_LIMITS[0] <= value <= FOCAL_LIMITS[1]:
-                wanted = "between {:g} and {:g} pixels".format(*FOCAL_LIMITS)
-                raise SceneError(f"{where}: the focal length {name} must lie {wanted}, got {value:g}")
+                what = "focal length " * (name[0] in "fwh")
+                raise SceneError(f"{where}: {what}{name} must be a number from {low:g} to {high:g}, got {_got(value)}")
         object.__setattr__(self, "params", tuple(map(float, self.params)))
-        for value, side in zip(self.center, (self.width, self.height), strict=True):
+        (cx, cy), size = self.center, f"{self.width}x{self.height}"
+        for value, side in ((cx, self.width), (cy, self.height)):
             if not -CENTER_MARGIN * side <= value <= (1 + CENTER_MARGIN) * side:
-                raise SceneError(
-                    f"{where}: the principal point (cx {self.center[0]:g}, cy {self.center[1]:g}) lies far outside of "
-                    f"{self.width}x{self.height} images; were these resized?"
-                )
+                middle = f"the principal point (cx {cx:g}, cy {cy:g})"
+                raise SceneError(f"{where}: {middle} lies far outside of {size} images; were these resized?")
 
     @property
     def focal(self) -> tuple[float, float]:
@@ -96,7 +86,7 @@ class Lens:
     @property
     def is_pinhole(self) -> bool:
         """Whether it distorts nothing."""
-        return self.equations.is_pinhole
+        return self.is_flat and not self.equations.distortions
 
     @property
     def is_flat(self) -> bool:
@@ -106,7 +96,7 @@ class Lens:
     @property
     def is_wide(self) -> bool:
         """Whether it may see beyond 90 degrees from its axis."""
-        return self.equations.is_wide
+        return PROJECTIONS[self.equations.projection].is_wide(*self.equations.values)
 
     @property
     def is_panorama(self) -> bool:
@@ -116,7 +106,7 @@ class Lens:
     @property
     def equations(self) -> Equations:
         """The lens in focal lengths, without its focal length and centre."""
-        return _equations(self.model, self.params)
+        return equations_of(self.model, self.params)
 
     def resized(self, width: int, height: int) -> Lens:
         """The lens of the same images at another size, with a focal length for each axis if they differ now."""
@@ -130,19 +120,13 @@ class Lens:
         return Lens(model, tuple(named.get(name, 0.0) for name in MODELS[model].names), width, height)
 
     def project(self, points: Tensor) -> Tensor:
-        """Pixels [N, 2] of points [N, 3] in camera axes, of their type; differentiable.
-
-        NaN where a point is not seen: behind a perspective lens, or beyond the fold of its polynomial.
-        """
+        """Pixels [N, 2] of points [N, 3] in camera axes; differentiable. NaN where a point is not seen."""
         pixels = self.equations.project(points).unbind(-1)
         return torch.stack([f * x + c for f, x, c in zip(self.focal, pixels, self.center, strict=True)], dim=-1)
 
     def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit directions [N, 3] in camera axes of pixels [N, 2], and how far their projections are off [pixels, N].
-
-        Both float64. Where no direction leads to a pixel, the direction is NaN and the residual infinite. A residual
-        above `TOLERANCE` says that a strange lens's direction was not found.
-        """
+        """Unit directions [N, 3] in camera axes of pixels [N, 2], and how far their projections are off [pixels, N]:
+        float64; NaN and infinite where no direction leads to a pixel, above `TOLERANCE` where none was found."""
         pixels = pixels.double()
         focal, center = pixels.new_tensor(self.focal), pixels.new_tensor(self.center)
         directions = self.equations.unproject((pixels - center) / focal)
@@ -176,18 +160,14 @@ class Lens:
             params = ", ".join(f"{name} {value:g}" for name, value in self.named().items())
             raise SceneError(
                 f"the lens {self.model} of {self.width}x{self.height} images, {params}, has no directions for "
-                f"{100 * share:.3g} % of the pixels, beyond {nearest.item():.4g} pixels from its principal point, "
-                f"where its polynomial folds back or its equations end; crop the images, calibrate with another model, "
-                f"or {UNDISTORT}"
+                f"{100 * share:.3g} % of the pixels, beyond {nearest.item():.4g} pixels from its principal point: its "
+                f"polynomial folds back, or its equations end; crop the images, use another model, or {UNDISTORT}"
             )
         return made
 
     def named(self) -> dict[str, float]:
         """Parameters by name."""
         return dict(zip(MODELS[self.model].names, self.params, strict=True))
-
-
-_equations = lru_cache(maxsize=4096)(Equations.of)
 
 
 def _got(value: object) -> str:

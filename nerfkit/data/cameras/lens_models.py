@@ -2,8 +2,7 @@
 """The equations of lenses, in units of the focal length: points around a camera -> where they appear, and back.
 
 Axes are OpenCV's: x right, y down, z forward. A lens is a row of MODELS: one of PROJECTIONS, which leads to a plane,
-and distortions of that plane. A polynomial describes a lens only as far as it rises: where its slope turns negative it
-folds back, and two directions would share a pixel. Beyond that fold nothing is seen: NaN.
+and distortions of that plane. Where the slope of a polynomial turns negative it folds back: beyond, nothing is seen.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-ITERATIONS = 100  # of the search in one variable: Newton takes 5, halving the interval 50
-NEWTON_ITERATIONS = 20  # in two variables, from a start that is off by the tangential terms alone
+ITERATIONS = 100  # of the search in one variable
+NEWTON_ITERATIONS = 20  # in two variables
 TOLERANCE = 1e-15  # of a root, relative to itself + 1
 FARTHEST = 1e9  # focal lengths from the centre that the search looks at
 
@@ -29,7 +28,7 @@ def _perspective(points: Tensor) -> tuple[Tensor, Tensor]:
     """(x', y') = (X, Y) / Z"""
     ahead, plane = points.detach()[:, 2], points.detach()[:, :2] / points.detach()[:, 2:]
     seen = (ahead > 0) & (plane.square().sum(-1) < math.inf)
-    sideways = torch.where(seen[:, None], points[:, :2], 0)  # so that gradients of the others are finite
+    sideways = torch.where(seen[:, None], points[:, :2], 0)  # for finite gradients
     return sideways / torch.where(seen, points[:, 2], 1)[:, None], seen
 
 
@@ -175,26 +174,6 @@ class Equations:
     values: tuple[float, ...]  # its parameters
     distortions: tuple[Distortion, ...]  # one after another
 
-    @classmethod
-    def of(cls, model: str, params: tuple[float, ...]) -> Equations:
-        """Those of a row of MODELS."""
-        row = MODELS[model]
-        named = dict(zip(row.names, params, strict=True))
-        terms = ([tuple(named.get(n, 0.0) for n in names.split()) for names in stage] for stage in row.distortions)
-        stages = (Distortion(*of_stage) for of_stage in terms)
-        values = tuple(named[name] for name in row.names if name in ("omega", "k", "alpha", "beta"))
-        return cls(row.projection, values, tuple(stage for stage in stages if stage.distorts))
-
-    @property
-    def is_pinhole(self) -> bool:
-        """Whether nothing is distorted."""
-        return self.projection == "perspective" and not self.distortions
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether directions beyond 90 degrees from the axis may be seen."""
-        return PROJECTIONS[self.projection].is_wide(*self.values)
-
     def project(self, points: Tensor) -> Tensor:
         """(x', y') [N, 2] of points [N, 3]; NaN where they are not seen."""
         plane, seen = PROJECTIONS[self.projection].project(points, *self.values)
@@ -210,6 +189,16 @@ class Equations:
         return normalize(PROJECTIONS[self.projection].unproject(plane, *self.values), dim=-1)
 
 
+@lru_cache(maxsize=4096)
+def equations_of(model: str, params: tuple[float, ...]) -> Equations:
+    """Those of a row of MODELS."""
+    row = MODELS[model]
+    named = dict(zip(row.names, params, strict=True))
+    stages = [[tuple(named.get(n, 0.0) for n in names.split()) for names in stage] for stage in row.distortions]
+    values = tuple(named[name] for name in row.names if name in ("omega", "k", "alpha", "beta"))
+    return Equations(row.projection, values, tuple(Distortion(*stage) for stage in stages if any(map(any, stage))))
+
+
 @dataclass(frozen=True)
 class Distortion:
     """Radial, tangential and prism distortion of a plane. With r2 = x2 + y2:
@@ -223,11 +212,6 @@ class Distortion:
     denominator: tuple[float, ...]  # d1 ...
     tangential: tuple[float, ...] = (0.0, 0.0)  # p1, p2
     prism: tuple[float, ...] = ()  # s1 .. s4, or none
-
-    @property
-    def distorts(self) -> bool:
-        """Whether any coefficient is not 0."""
-        return any(self.numerator + self.denominator + self.tangential + self.prism)
 
     @property
     def _is_radial(self) -> bool:
@@ -252,7 +236,15 @@ class Distortion:
     def invert(self, distorted: Tensor) -> Tensor:
         """(x, y) [N, 2] of (x', y') [N, 2]; where there is none, NaN or far off."""
         plane = self._undistort_radial(distorted)
-        return plane if self._is_radial else self._newton(plane, distorted)
+        for _ in range(0 if self._is_radial else NEWTON_ITERATIONS):
+            error_x, error_y = (self.apply(plane) - distorted).unbind(-1)
+            xx, xy, yx, yy = self._slopes(plane)
+            step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1)
+            step = step / (xx * yy - xy * yx)[:, None]
+            plane = plane - step
+            if not (step.abs() > TOLERANCE * (1 + plane.abs())).any():
+                break
+        return plane
 
     def apply(self, plane: Tensor) -> Tensor:
         """(x', y') [N, 2] of (x, y) [N, 2]."""
@@ -291,10 +283,8 @@ class Distortion:
         return xx, xy, yx, yy
 
     def _undistort_radial(self, distorted: Tensor) -> Tensor:
-        """(x, y) [N, 2] whose radial distortion alone gives (x', y') [N, 2]; NaN where nothing does.
-
-        If there is more, it is a start for Newton, and (x', y') may lie a little beyond what radial terms reach.
-        """
+        """(x, y) [N, 2] whose radial distortion alone gives (x', y') [N, 2], NaN where nothing does; or, if there is
+        more, a start for Newton, whose (x', y') may lie a little beyond what radial terms reach."""
 
         def radius_and_slope(r: Tensor) -> tuple[Tensor, Tensor]:
             factor, slope = self._factor(r * r)
@@ -307,18 +297,6 @@ class Distortion:
         radius = _invert_rising(radius_and_slope, target, self.fold, 1e-4 if is_start else TOLERANCE)
         return distorted * torch.where(norm > 0, radius / norm, 1)[:, None]
 
-    def _newton(self, plane: Tensor, distorted: Tensor) -> Tensor:
-        """(x, y) [N, 2] that give (x', y'), from a start that is near."""
-        for _ in range(NEWTON_ITERATIONS):
-            error_x, error_y = (self.apply(plane) - distorted).unbind(-1)
-            xx, xy, yx, yy = self._slopes(plane)
-            step = torch.stack([yy * error_x - xy * error_y, xx * error_y - yx * error_x], dim=-1)
-            step = step / (xx * yy - xy * yx)[:, None]
-            plane = plane - step
-            if not (step.abs() > TOLERANCE * (1 + plane.abs())).any():
-                break
-        return plane
-
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     """The polynomial with coefficients of rising powers at x, of the shape of x."""
@@ -330,7 +308,6 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 def _derivative(coefficients: tuple[float, ...] | np.ndarray) -> tuple[float, ...]:
-    """Coefficients of the derivative, in rising powers."""
     return tuple(power * value for power, value in enumerate(coefficients))[1:]
 
 
@@ -346,10 +323,8 @@ def _first_root(coefficients: list[float] | np.ndarray) -> float:
 def _invert_rising(
     function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, limit: float, tolerance: float = TOLERANCE
 ) -> Tensor:
-    """x [N] from 0 to `limit` at which a function that gives value and slope, rising from 0, reaches target [N] >= 0.
-
-    Newton's steps, and halves of the interval where one would leave it. NaN where the target is not reached.
-    """
+    """x [N] from 0 to `limit` at which a function that gives value and slope, rising from 0, reaches target [N] >= 0;
+    else NaN. Newton's steps, and halves of the interval where one would leave it."""
     high = target.new_tensor(limit)
     if math.isinf(limit):
         wanted, high = target.nan_to_num(0, 0, 0).max() if len(target) else 0, target.new_tensor(1)

@@ -13,15 +13,13 @@ import torch
 from nerfkit.data.cameras.lens import TOLERANCE, Lens
 from nerfkit.errors import SceneError
 
-# Focal lengths in longer sides of the image: 9 mm on 36 mm, the shortest that keeps lines straight, is 0.25, and 600 mm
-# on 36 mm is 17. A fisheye's, in shorter sides: a whole circle of 280 degrees is 0.2.
+# Focal lengths in longer sides of the image, as 9 and 600 mm on 36 mm; a fisheye's of 280 degrees, in shorter sides.
 SHORTEST, SHORTEST_FISHEYE, LONGEST = 0.24, 0.2, 20.0
-STRETCHED = 1.4  # fx / fy, or fy / fx: pixels are squares; those of HDV, 1440x1080 for 16:9, are 1.33 times as wide
-OFF_MIDDLE = 0.23  # of a side, from the middle to the principal point: sensors are moved by a few percent at most
+STRETCHED = 1.4  # fx / fy, or fy / fx; of HDV it is 1.33
+OFF_MIDDLE = 0.23  # of a side, from the middle to the principal point
 OFF_ALIKE = 0.1  # of both sides by one factor: the middle of images of another size
 ALIKE = 0.03  # relative difference of shares that are one
-# A pincushion's corners are farther out than without distortion, by 0.1 for the strongest lenses; a fisheye that keeps
-# shapes (stereographic) by 0.37 at 200 degrees. A barrel's limit is where its polynomial folds.
+# How far corners are drawn out: by 0.1 by the strongest pincushions, by 0.37 by a stereographic fisheye at 200 degrees.
 PINCUSHION, PINCUSHION_FISHEYE = 1.3, 1.5
 LARGEST_SENSOR = 60  # mm
 MOST = 64  # lenses with distortion, evenly spaced, that are looked at
@@ -33,7 +31,7 @@ def lens_diagnostics(lenses: Iterable[Lens]) -> list[str]:
     counts = Counter(lenses)
     found: dict[str, tuple[str, int]] = {}  # by kind: of the first lens, and images of all
     n_distorted = sum(not lens.is_pinhole for lens in counts)
-    every, seen = max(1, n_distorted // MOST), 0  # the distortion of each takes a hundredth of a second
+    every, seen = max(1, n_distorted // MOST), 0  # 10 ms each
     for lens, count in counts.items():
         seen += not lens.is_pinhole
         for kind, text in islice(_implausible(lens, seen % every == 0), 1):  # the others follow from the first
@@ -80,17 +78,13 @@ def _implausible(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, s
             advice = "if it is in millimetres, a share of the image, or of smaller images, give pixels of these"
         yield "focal", f"the focal length {shortest:.5g} of {size} images means {degrees:.3g} degrees across; {advice}"
     if (stretch := max(fx / fy, fy / fx)) > STRETCHED:
-        yield (
-            "stretch",
-            f"the focal lengths {fx:.5g} and {fy:.5g} mean pixels {stretch:.2f} times as long one way as the other: "
-            "unless the images were stretched, correct the wrong one, or find the poses again with one for both",
-        )
+        what = f"the focal lengths {fx:.5g} and {fy:.5g} mean pixels {stretch:.2f} times as long one way as the other"
+        yield "stretch", f"{what}: correct the wrong one, or find the poses again with one for both"
     if looks_at_distortion and (text := _distortion(lens)):
         yield "distortion", text
 
 
 def _distortion(lens: Lens) -> str | None:
-    """Of a lens that draws its corners far outwards."""
     if lens.is_pinhole or lens.is_panorama:
         return None
     corners = torch.cartesian_prod(*(torch.tensor([0.5, side - 0.5]) for side in (lens.width, lens.height)))
@@ -102,7 +96,5 @@ def _distortion(lens: Lens) -> str | None:
     if ratio <= (PINCUSHION if lens.is_flat else PINCUSHION_FISHEYE):
         return None
     values = ", ".join(f"{name} {value:.4g}" for name, value in lens.named().items() if name[0] not in "fc" and value)
-    return (
-        f"{values} of {lens.model} draw the corners {ratio:.2f} times as far out as they were without: no lens does; "
-        "find the poses again, or correct the coefficients"
-    )
+    what = f"{values} of {lens.model} draw the corners {ratio:.2f} times as far out as they were without"
+    return f"{what}: no lens does; find the poses again, or correct the coefficients"

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of any sizes in one array, and batches of training: random rays of the training views, with their pixels.
-
-The pixels come from all images on the device, or from a window of them that moves on.
-"""
+"""Images of any sizes in one array, and batches of training: random rays of the training views, with their pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from nerfkit.data.images.pixels import BACKGROUNDS
 from nerfkit.device import available_memory, generator_on
 from nerfkit.errors import SceneError
 
-SHARE_OF_IMAGES = 0.5  # of the device's free memory; the rest is the model's and a step's
+SHARE_OF_IMAGES = 0.5  # of the device's free memory
 REFRESH_EVERY = 16  # steps, at most, after which a window takes another image in
 MIN_WINDOW = 8  # images
 SIGHTED = 16  # of so many rays one is of a sparse point, where these are learned from
@@ -33,8 +30,8 @@ class ImagePool:
     first: Tensor  # [V] int64, number of each image's first pixel
     sizes: tuple[tuple[int, int], ...]  # width and height of each image
     ignored: Tensor | None = None  # [P] bool, pixels that do not count
-    depth: Tensor | None = None  # [P, 2] float16, distance along the ray [model units], and how much it counts; or 0, 0
-    panoramas: Tensor | None = None  # [V] heights of the images whose rows are latitudes, 0 of others; None: all others
+    depth: Tensor | None = None  # [P, 2] float16, distance along the ray [model units], weight
+    panoramas: Tensor | None = None  # [V] heights, 0 of other images
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -51,11 +48,11 @@ class ImagePool:
 
     def image(self, view: int) -> Tensor:
         """One image, [H, W, 3 or 4] uint8."""
-        return self._image(self.pixels, view)
+        return self.pixels[self.rows(view)].unflatten(0, self.sizes[view][::-1])
 
     def mask(self, view: int) -> Tensor | None:
         """Pixels of one image that do not count, [H, W] bool; None if all count."""
-        return None if self.ignored is None else self._image(self.ignored, view)
+        return None if self.ignored is None else self.ignored[self.rows(view)].unflatten(0, self.sizes[view][::-1])
 
     def stack(self) -> Tensor:
         """All images, [V, H, W, 3 or 4] uint8; raises SceneError if their sizes differ."""
@@ -65,11 +62,9 @@ class ImagePool:
         return self.pixels.unflatten(0, (len(self), height, width))
 
     def bytes(self) -> int:
-        """Memory of the pixels."""
         return sum(part.nbytes for part in self.parts if part is not None)
 
     def rows(self, view: int) -> slice:
-        """Numbers of the pixels of one image."""
         width, height = self.sizes[view]
         start = int(self.first[view])
         return slice(start, start + width * height)
@@ -83,9 +78,6 @@ class ImagePool:
         by_latitude = ((0.5 + torch.asin(2 * unit - 1) / math.pi) * height).long()
         return torch.where(height > 0, by_latitude, row)
 
-    def _image(self, values: Tensor, view: int) -> Tensor:
-        return values[self.rows(view)].unflatten(0, self.sizes[view][::-1])
-
 
 class Batch(NamedTuple):
     """R rays with their pixels."""
@@ -95,8 +87,8 @@ class Batch(NamedTuple):
     weight: Tensor  # [R] of each pixel in the loss, float32; 0 excludes a ray
     background: Tensor  # [R, 3] color behind the scene, in [0, 1]
     jitter: Tensor  # [R] in [0, 1], shift of the ray's samples in steps
-    progress: Tensor | None = None  # [] share of the training's schedule that is done, 0 to 1; None: not in a training
-    depth: Tensor | None = None  # [R, 2] measured distance along the ray [scene units] and its weight, 0 of none
+    progress: Tensor | None = None  # [] share of the training that is done, 0 to 1
+    depth: Tensor | None = None  # [R, 2] distance along the ray [scene units], weight
     place: Tensor | None = None  # [R, 2] of each pixel in its image, down and across, in [0, 1)
 
     @property
@@ -145,15 +137,9 @@ class Sightings(NamedTuple):
 
 
 class TrainingViews:
-    """Cameras and their images, of which batches are drawn on one device.
+    """V cameras and their images, of which batches are drawn on a `device`, or else where the images are.
 
-    Args:
-        cameras: V of them, on `device`.
-        images: an ImagePool, or images of one size, [V, H, W, 3 or 4] uint8; where not on `device`, they are moved
-            there, all or some at a time.
-        background: as in data.background.
-        device: of the batches; that of the images if None.
-        n_steps: of the training.
+    The images are a pool, or of one size, [V, H, W, 3 or 4] uint8; all are moved there, or some at a time.
     """
 
     def __init__(
@@ -167,10 +153,9 @@ class TrainingViews:
         if isinstance(images, Tensor):
             wanted = [len(cameras), *reversed(cameras.size())]
             if images.dtype != torch.uint8 or list(images.shape[:-1]) != wanted or images.shape[-1] not in (3, 4):
-                raise SceneError(
-                    f"images must be uint8 [{', '.join(map(str, wanted))}, 3 or 4], as the cameras are, got "
-                    f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
-                )
+                got = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
+                needed = f"uint8 [{', '.join(map(str, wanted))}, 3 or 4], as the cameras are"
+                raise SceneError(f"images must be {needed}, got {got}")
             count, height, width = images.shape[:-1]
             first = torch.arange(count, device=images.device) * (height * width)
             images = ImagePool(images.flatten(0, 2), first, ((width, height),) * count)
@@ -208,8 +193,6 @@ class TrainingViews:
 
 
 class DrawnPixels(NamedTuple):
-    """R pixels of the training images."""
-
     view: Tensor  # [R] int64
     row: Tensor  # [R] int64
     column: Tensor  # [R] int64
@@ -219,10 +202,7 @@ class DrawnPixels(NamedTuple):
 
 
 def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> ResidentPixels | StreamingPixels:
-    """All images on the device, where they fit into half of its free memory, else a window of them.
-
-    In `n_steps` of training every image comes into the window, if one step for each is enough.
-    """
+    """All images on the device, where they fit into half of its free memory, else a window of them."""
     free = available_memory(device)
     is_there = pool.pixels.device.type == device.type and device.index in (None, pool.pixels.device.index)
     if is_there or free is None or pool.bytes() <= SHARE_OF_IMAGES * free:
@@ -236,7 +216,7 @@ class ResidentPixels:
     def __init__(self, pool: ImagePool):
         self.pool, self.device = pool, pool.pixels.device
         self.description = f"all {len(pool)} in the memory of {self.device} ({pool.bytes() / 2**20:.0f} MB)"
-        self.size = pool.sizes[0] if len(set(pool.sizes)) == 1 else None  # of every image; None if they differ
+        self.size = pool.sizes[0] if len(set(pool.sizes)) == 1 else None  # None if they differ
         self.widths = torch.tensor([width for width, _ in pool.sizes], device=self.device)  # [V]
 
     def draw(self, n_pixels: int) -> DrawnPixels:
@@ -259,34 +239,28 @@ class ResidentPixels:
         return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.pool.parts))
 
     def advance(self, step: int) -> None:
-        """Nothing moves."""
+        pass
 
 
 class StreamingPixels:
-    """K of the V images are on the device; every few steps the oldest makes room for another.
-
-    Images come in the order of one random permutation after another, each of which shows every image once; where one
-    ends, an image may be there twice. A thread puts the next one into pinned memory while steps run.
-    """
+    """K of the V images are on the device; every few steps the oldest makes room for another, in the order of one
+    random permutation of all after another. A thread puts the next one into pinned memory while steps run."""
 
     def __init__(self, pool: ImagePool, device: torch.device, n_bytes: int, n_steps: int = 10**9):
         self.pool, self.device = pool, device
         self.slot_size = max(width * height for width, height in pool.sizes)  # pixels
         n_slots = min(len(pool), n_bytes // (self.slot_size * (pool.bytes() // len(pool.pixels))))
         if n_slots < min(MIN_WINDOW, len(pool)):
-            raise SceneError(
-                f"not even {MIN_WINDOW} images fit into {n_bytes / 2**30:.1f} GB, half of the free memory of {device}; "
-                "raise data.downscale"
-            )
+            where = f"{n_bytes / 2**30:.1f} GB, half of the free memory of {device}"
+            raise SceneError(f"not even {MIN_WINDOW} images fit into {where}; raise data.downscale")
         self.n_slots = n_slots
         self.every = max(1, min(REFRESH_EVERY, (n_steps - 1) // max(1, len(pool) - n_slots)))  # steps
-        too_few = n_slots + (n_steps - 1) // self.every < len(pool)
         self.description = (
             f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {self.every} steps: all take "
             f"{pool.bytes() / 2**30:.1f} GB, more than half of its free memory"
-            + "; TOO FEW STEPS for all of them to be seen"
-            * too_few
         )
+        if n_slots + (n_steps - 1) // self.every < len(pool):
+            self.description += "; TOO FEW STEPS for all of them to be seen"
         n_pixels = n_slots * self.slot_size
         self.parts = [
             None if part is None else torch.empty(n_pixels, *part.shape[1:], dtype=part.dtype, device=device)
@@ -343,18 +317,14 @@ class StreamingPixels:
         return self.order[1][index]
 
     def _stage(self, view: int) -> list[Tensor | None]:
-        """What there is of the pixels of an image, in pinned memory."""
         rows = self.pool.rows(view)
         parts = [None if part is None else part[rows] for part in self.pool.parts]
         pinned = self.device.type == "cuda"
         return [part.pin_memory() if pinned and part is not None else part for part in parts]
 
     def _fill(self, slot: int, view: int) -> None:
-        if self.staged is not None and self.staged[0] == view:
-            staged = self.staged[1].result()
-        else:
-            staged = self._stage(view)
-        start = slot * self.slot_size
+        is_staged = self.staged is not None and self.staged[0] == view
+        staged, start = self.staged[1].result() if is_staged else self._stage(view), slot * self.slot_size
         for part, of_image in zip(self.parts, staged, strict=True):
             if part is not None:
                 part[start : start + len(of_image)].copy_(of_image, non_blocking=True)

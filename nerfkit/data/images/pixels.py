@@ -21,10 +21,10 @@ from nerfkit.safe_io import open_regular, printable
 
 BACKGROUNDS = {"white": 1.0, "black": 0.0}
 
-FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow's other decoders are disabled: one of them runs programs
+FORMATS = ("PNG", "JPEG", "WEBP")  # others are disabled: one of them runs programs
 FILE_LIMIT = 2**31  # bytes
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
-DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured); MPO is many JPEGs
+DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured)
 RESIZING_BYTES = 12  # of a pixel, beside those of decoding
 ORIENTATION = 274  # tag of EXIF
 TRANSPOSES = {  # by orientation: how stored pixels become what was seen
@@ -35,17 +35,15 @@ REMEDY = "copy it again, or take it away: images that are missing are left out, 
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
 OPAQUE = 254  # level of alpha from which on a pixel is
 THINNED = 2**21  # pixels that say enough of an image's alpha and edges
-BAND = 256  # rows that are converted together: a whole image would take as much memory again
+BAND = 256  # rows that are converted together, for memory
 
 
 class ImageHeader(NamedTuple):
-    """Metadata of an image file."""
-
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
-    has_alpha: bool  # a file may say so of pixels that are opaque: `nerfkit.data.judging` decides
+    has_alpha: bool  # even if opaque: see `judging`
     decoding_bytes: int  # memory that decoding takes
-    turn: int = 1  # EXIF orientation, 1 to 8, by which the stored pixels are turned when they are read
+    turn: int = 1  # EXIF orientation, 1 to 8, by which stored pixels are turned
     bits: int = 8  # of a gray level; 16 of files that may hold fewer
 
     def as_stored(self) -> ImageHeader:
@@ -61,23 +59,18 @@ def image_header(path: Path) -> ImageHeader:
 
 
 def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
-    """Fill `out`, uint8 [H, W, 3 or 4], from an image file: straight alpha, sRGB as stored, turned as `header` says.
-
-    It is resized by area where `out` has another size.
-    """
+    """Fill `out`, uint8 [H, W, 3 or 4], from an image file: straight alpha, sRGB as stored, turned as `header` says,
+    resized by area."""
     with _opened(path) as image:
         mode = "RGBA" if out.shape[-1] == 4 else "RGB"
         height, width = out.shape[:2]
         stored = header.as_stored()
         if image.size != (stored.width, stored.height):
-            now, was = f"{image.width}x{image.height}", f"{stored.width}x{stored.height}"
-            raise SceneError(f"image {printable(path)} is {now} now, but was {was} a moment ago")
+            raise SceneError(f"image {printable(path)} has another size now than a moment ago, when it was looked at")
         _decode(image, path)
         if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
-            raise SceneError(
-                f"image {printable(path)} is transparent in places, where others are opaque; save all of them without "
-                "alpha"
-            )
+            what = f"image {printable(path)} is transparent in places, where others are opaque"
+            raise SceneError(f"{what}; save all of them without alpha")
         image = _eight_bits(image, header.bits)
         if header.turn != 1:
             image = image.transpose(TRANSPOSES[header.turn])
@@ -141,27 +134,22 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             raise SceneError(f"image {printable(path)} is empty (0 bytes); {REMEDY}")
         try:
             with Image.open(file, formats=FORMATS) as image:
+                problem = ""
                 if image.mode not in MODES:
-                    raise SceneError(
-                        f"image {printable(path)} has the color space {image.mode}; save it as RGB, RGBA or gray"
-                    )
-                if image.mode.startswith("I") and "transparency" in image.info:
-                    raise SceneError(
-                        f"image {printable(path)} is 16-bit gray with a transparent value; save it as RGBA"
-                    )
-                if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
-                    raise SceneError(
-                        f"image {printable(path)} is animated; save the frame that you want as a separate file"
-                    )
+                    problem = f"has the color space {image.mode}; save it as RGB, RGBA or gray"
+                elif image.mode.startswith("I") and "transparency" in image.info:
+                    problem = "is 16-bit gray with a transparent value; save it as RGBA"
+                elif image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
+                    problem = "is animated; save the frame that you want as a separate file"
+                if problem:
+                    raise SceneError(f"image {printable(path)} {problem}")
                 yield image
         except SceneError:
             raise
         except UnidentifiedImageError:
             what = "is no PNG, JPEG or WebP file, whatever its name says; convert it, or copy it again"
             raise SceneError(f"image {printable(path)} {what}") from None
-        except Image.DecompressionBombError as error:
-            raise SceneError(f"image {printable(path)} is too large to be read: {error}") from None
-        except Exception as error:  # decoders raise nearly anything where a file is broken
+        except Exception as error:  # decoders raise nearly anything
             cause = printable(str(error) or type(error).__name__)
             raise SceneError(f"image {printable(path)} cannot be read, is it truncated? ({cause}); {REMEDY}") from None
 
@@ -178,7 +166,6 @@ def _header(image: Image.Image) -> ImageHeader:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 where there is none."""
     orientation = image.getexif().get(ORIENTATION, 1)
     return orientation if orientation in TRANSPOSES else 1
 
@@ -187,10 +174,8 @@ def _decode(image: Image.Image, path: Path) -> None:
     told_late = image.format == "PNG" and "exif" not in image.info  # a PNG may tell it after its pixels
     image.load()
     if told_late and (orientation := _orientation(image)) != 1:
-        raise SceneError(
-            f"image {printable(path)} stores its EXIF orientation ({orientation}) after its pixels, which is not "
-            "supported; save it rotated, without the tag"
-        )
+        what = f"image {printable(path)} stores its EXIF orientation ({orientation}) after its pixels"
+        raise SceneError(f"{what}, which is not supported; save it rotated, without the tag")
 
 
 class MaskKind(NamedTuple):
@@ -201,18 +186,14 @@ class MaskKind(NamedTuple):
 
 
 def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -> np.ndarray:
-    """Where a mask is white, bool [H, W], of `size` (width, height).
-
-    It is resized, to the nearest pixel, where it has another size. Raises SceneError if it has another shape.
-    """
+    """Where a mask is white, bool [H, W], resized to the nearest pixel of `size` (width, height); raises SceneError if
+    it has another shape."""
     width, height = size
     with _opened(path) as image:
         scale_x, scale_y = image.width / width, image.height / height
         if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
-            raise SceneError(
-                f"mask {printable(path)} is {image.width}x{image.height}, of another shape than its image, "
-                f"{width}x{height}"
-            )
+            what = f"mask {printable(path)} is {image.width}x{image.height}, of another shape than its image"
+            raise SceneError(f"{what}, {width}x{height}")
         image.load()
         kind = kind or MaskKind()
         levels = _levels(image, kind.in_alpha)
@@ -248,7 +229,6 @@ def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
-    """Bands of rows of `image`, from top to bottom."""
     for top in range(0, image.height, BAND):
         bottom = min(top + BAND, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))

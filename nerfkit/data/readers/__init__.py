@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scene formats: one module each with `recognises` and `read`, listed here.
-
-A reader recognises its format from the files in a folder, and reads poses, lenses and the names of images into a
-Capture. It opens an image only for its size, where no file states it.
-"""
+"""Scene formats: one module each with `recognises` and `read`, listed here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,12 +13,7 @@ from nerfkit.data.readers import colmap
 from nerfkit.data.readers import small_formats as small
 from nerfkit.data.readers import transforms as transforms_json
 from nerfkit.data.readers.folders import first_there, with_depth
-from nerfkit.errors import SceneError, UserError
-
-
-def _has(*signs: Iterable[str]) -> Callable[[Path], bool]:
-    """Whether of each of the signs one of the names is there."""
-    return lambda folder: all(first_there(folder, names) for names in signs)
+from nerfkit.errors import SceneError
 
 
 class Reader(NamedTuple):
@@ -32,6 +22,10 @@ class Reader(NamedTuple):
     needs: str  # files that show the format, for error messages
     recognises: Callable[[Path], bool]
     read: Callable[[Path], Capture]
+
+
+def _has(*signs: Iterable[str]) -> Callable[[Path], bool]:
+    return lambda folder: all(first_there(folder, names) for names in signs)  # one of each
 
 
 READERS = {
@@ -54,36 +48,25 @@ def formats_of(folder: Path) -> list[str]:
 
 
 def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture:
-    """The capture in a folder of `formats`, as the first of them; but as COLMAP's where a transforms.json has no sparse
-    points, if they are sought."""
-    capture, errors = None, []
-    for format in formats:  # the first whose files are whole
+    """The capture in a folder of `formats`, as the first of them whose files are whole; but as COLMAP's, whose sparse
+    points say where the scene is, where these are sought and no splits or masks of a transforms.json are lost."""
+    found, errors, notes = {}, [], []
+    for format in formats:
+        if found and not (format == "colmap" and seeks_points):
+            continue
         try:
-            capture = READERS[format].read(folder)
-            break
+            found[format] = READERS[format].read(folder)
         except SceneError as error:
             errors.append(error)
-    if capture is None:
+            notes += [] if found else [f"not read as {format}: {error}"]
+    if not found:
         raise errors[0]
-    notes = [f"not read as {format}: {error}" for format, error in zip(formats, errors, strict=False)]
-    if capture.format == "transforms" and "colmap" in formats and seeks_points and not _has_points(capture):
-        capture = _with_points(folder, capture)
+    capture, model = next(iter(found.values())), found.get("colmap")
+    if capture.format == "transforms" and model is not None:
+        loses_masks = any(image.mask for image in capture.images) and not any(image.mask for image in model.images)
+        if model.points is not None and capture.points is None and not capture.splits and not loses_masks:
+            capture = model
     if others := [name for name in formats if name != capture.format]:
         notes.append(f"read as {capture.format}; --data.format {' or '.join(others)} would be possible as well")
     capture = replace(capture, notes=notes_of(*notes, *capture.notes))
     return capture if capture.format == "nerf_synthetic" else with_depth(folder, capture)  # whose images show depth
-
-
-def _with_points(folder: Path, capture: Capture) -> Capture:
-    """COLMAP's model, if it has sparse points, which say where the scene is, and neither splits nor masks of the JSON
-    are lost."""
-    with suppress(UserError):
-        model = READERS["colmap"].read(folder)
-        loses_masks = any(image.mask for image in capture.images) and not any(image.mask for image in model.images)
-        if _has_points(model) and not capture.splits and not loses_masks:
-            return model
-    return capture
-
-
-def _has_points(capture: Capture) -> bool:
-    return capture.points is not None and len(capture.points.positions) > 0

@@ -15,28 +15,28 @@ from nerfkit.data.capture import Capture, DepthFile, notes_of
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import first_of, native_name, printable
 
-IMAGE_EXTENSIONS = frozenset(
-    (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif", ".exr", ".jp2", ".ppm")
-)
+IMAGE_EXTENSIONS = frozenset(".png .jpg .jpeg .webp .tif .tiff .bmp .heic .heif .avif .exr .jp2 .ppm".split())
 IMAGE_FOLDERS = ("images", "images_2", "images_4", "images_8")  # the original, and its usual reductions
 MASKS = "masks"
 DEPTHS = ("depth", "depths", "keyframes/depth", "stereo/depth_maps")
 CONFIDENCES = ("confidence", "conf")  # beside those
 WITHIN = re.compile(r"(.*/)?(corrected_)?(images?(_\d+)?|rgb|color)/")  # the folder of an image, in its name
 MEASURED = (".png", ".exr", ".npy", ".npz")  # endings of files that hold lengths
-STEREO = ".geometric.bin"  # ending of COLMAP's, of which others (photometric) hold what no other view agrees to
+STEREO = ".geometric.bin"  # not photometric, to which no other view agrees
 
 
 def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> list[str]:
     """Names of the images below `folder`, / between folders, sorted; hidden files and folders are left out."""
     names: list[str] = []
-    seen: set[tuple[int, int]] = set()  # folders, which links may lead back to
-    for place, folders, files in os.walk(folder, onerror=_cannot_list, followlinks=True) if is_folder(folder) else ():
-        status, inner = os.stat(place), os.path.relpath(place, folder)
-        if (status.st_dev, status.st_ino) in seen:
+    seen: set[str] = set()  # folders, which links may lead back to
+    for place, folders, files in (
+        os.walk(folder, onerror=_cannot_list, followlinks=True) if os.path.isdir(folder) else ()
+    ):
+        real, inner = os.path.realpath(place), os.path.relpath(place, folder)
+        if real in seen:
             folders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         images = (name for name in files if os.path.splitext(name)[1].lower() in extensions)
         names += [posixpath.normpath(f"{inner}/{name}") for name in images if not name.startswith(".")]
@@ -57,27 +57,8 @@ def _cannot_list(problem: OSError) -> None:
     raise SceneError(f"cannot list {printable(problem.filename)}: {problem.strerror}")
 
 
-def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder that can be looked at."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
 def first_there(folder: Path, names: Iterable[str]) -> Path | None:
-    """The first file or folder of some that is there."""
     return next((folder / name for name in names if os.path.lexists(folder / name)), None)
-
-
-def native(name: str, where: str) -> str:
-    """`name` as the system's calls take it; raises SceneError naming `where`."""
-    try:
-        if "\0" in name:
-            raise ValueError
-        return native_name(name)
-    except ValueError:
-        raise SceneError(f"{where}: '{printable(name)}' cannot be the name of a file") from None
 
 
 def nearest_of(
@@ -89,11 +70,6 @@ def nearest_of(
     return {file: found for file, found in near.items() if counts[found] == 1}
 
 
-def as_named(file: Path) -> Path | None:
-    """A file, if it is there."""
-    return file if os.path.exists(file) else None  # which raises nothing, however long the name
-
-
 def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
     """A note if of `count` images some are taken that have other names."""
     first = [f"{printable(file)} is {printable(found)}" for file, found in near.items()][:1]
@@ -103,14 +79,14 @@ def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
 
 def places_of(folder: Path) -> list[Path]:
     """Where the files of a capture may be that were named on another computer."""
-    return [folder, *(folder / name for name in IMAGE_FOLDERS if is_folder(folder / name))]
+    return [folder, *(folder / name for name in IMAGE_FOLDERS if os.path.isdir(folder / name))]
 
 
 def beside(file: Path) -> str:
     """The end of a message on a missing file: where it leads as a link, or which images are near where it should be."""
     if file.is_symlink():
         return f"; {printable(file.name)} is a link to {printable(os.readlink(file))}, which is not there"
-    place = next(filter(is_folder, file.parents), None)
+    place = next(filter(os.path.isdir, file.parents), None)
     for pattern in ("*", "*/*") if place else ():
         files = [file for file in place.glob(pattern) if file.suffix.lower() in IMAGE_EXTENSIONS]
         if files:
@@ -122,19 +98,18 @@ def beside(file: Path) -> str:
 def find_masks(
     folder: Path, names: Iterable[str], place: str = MASKS, endings: Iterable[str] = IMAGE_EXTENSIONS
 ) -> tuple[dict[str, Path], list[str]]:
-    """Masks in `folder`/masks of the images `names`, and notes of masks that are missing or nobody's; or of another
-    `place` and other `endings`.
+    """Masks in `folder`/masks of the images `names`, and notes of masks that are missing or nobody's.
 
     The mask of a/b.jpg is a/b.jpg, a/b.jpg.png, or a/b with any extension of an image: the first that is there.
     """
     masks, names = folder / place, set(names)
     files = list_images(masks, endings)
     if not files:
-        return {}, [f"{printable(masks)} holds no images"] if is_folder(masks) else []
+        return {}, [f"{printable(masks)} holds no images"] if os.path.isdir(masks) else []
     by_name = {posixpath.splitext(file)[0]: file for file in reversed(files)} | {file: file for file in files}
     found: dict[str, str] = {}
     for name in names:
-        key = native(name, printable(masks))
+        key = native_name(name)
         keys = (key, posixpath.splitext(key)[0])
         if file := next((by_name[key] for key in keys if key in by_name), None):
             found[name] = file
@@ -147,8 +122,7 @@ def find_masks(
 
 
 def with_depth(folder: Path, capture: Capture) -> Capture:
-    """The capture with the files of a folder `depth` that are named as its images, where no key names any; and with the
-    confidence beside files of depth."""
+    """The capture with the depth and its confidence that lie beside its images, where no key names any depth."""
     files, notes = {image.name: image.depth for image in capture.images if image.depth is not None}, []
     if not files and (place := first_there(folder, DEPTHS)):
         ending = STEREO if place.name == "depth_maps" else ""

@@ -15,7 +15,7 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, check_rotation, notes_of, rotations_of
 from nerfkit.data.images.pixels import image_header
-from nerfkit.data.readers.folders import find_masks, first_there, is_folder, list_images, natural_key
+from nerfkit.data.readers.folders import find_masks, first_there, list_images, natural_key
 from nerfkit.data.readers.transforms.cameras_json import pose_of
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
@@ -26,8 +26,8 @@ PHONE_UP = (0.0, 1.0, 0.0)  # of ARKit's world, whose cameras have OpenGL's axes
 CORRECTED = ("keyframes/corrected_cameras", "keyframes/cameras")  # of Polycam, the better first
 POLYCAM = ("fx", "fy", "cx", "cy", "width", "height", *(f"t_{row}{column}" for row in range(3) for column in range(4)))
 INTRINSICS = ("intrinsics.txt", "intrinsic/intrinsic_color.txt", "intrinsics_color.txt")
-NPZ = ("cameras.npz", "cameras_sphere.npz", "cameras_large.npz")  # of one world; they differ in the sphere around it
-LLFF, LLFF_COLUMNS = "poses_bounds.npy", 17
+NPZ = ("cameras.npz", "cameras_sphere.npz", "cameras_large.npz")  # of one world
+LLFF = "poses_bounds.npy"
 REDUCED = re.compile(r"images(?:_([1-9]\d{0,3}))?")  # folders of LLFF's images
 ARRAYS_LIMIT = 2**28  # bytes
 SKEW, FOCAL = 1e-3, 10.0  # of a camera: at most, of the focal length; at least [pixels]
@@ -102,9 +102,7 @@ def read_idr(folder: Path) -> Capture:
     if len(masks) != len(files):
         notes, masks = [f"{note}: not as many as images, not used" for note in notes], [None] * len(files)
     if f"world_mat_{len(files) - 1}" not in matrices or f"world_mat_{len(files)}" in matrices:
-        raise SceneError(
-            f"{printable(file)} must have world_mat_N for N from 0 to {len(files) - 1}, one for each image"
-        )
+        raise SceneError(f"{printable(file)} must have world_mat_0 to _{len(files) - 1}, one for each image")
     images = []
     for index, (image, mask) in enumerate(zip(files, masks, strict=True)):
         where = f"{printable(file)}: world_mat_{index}"
@@ -114,14 +112,16 @@ def read_idr(folder: Path) -> Capture:
 
 
 def read_llff(folder: Path) -> Capture:
-    """An array float64 [N, 17], a row for each image in the order of the images' sorted names.
-
-    A row is a 3x5 matrix, row by row, whose columns are the axes down, right and backwards, the position, and height,
-    width and focal length of the original images; then the nearest and the farthest depth.
-    """
+    """An array [N, 17], a row for each image by name: a 3x5 matrix of the columns down, right, backwards, position, and
+    height, width and focal length of the original images; then the nearest and the farthest depth."""
     file = folder / LLFF
-    table = _llff_table(file)
-    image_folder, notes = _reduced_images(folder)
+    table = numbers(read_arrays(file, np.asarray), printable(file), None, 17)
+    matches = [(match, path) for path in folder.glob("images*") if (match := REDUCED.fullmatch(path.name))]
+    found = [(int(match[1] or 0), path) for match, path in matches if os.path.isdir(path)]
+    if not found:
+        raise SceneError(f"{printable(folder)}: there is no folder images and none like images_4 with the images")
+    factor, image_folder = min(found)
+    notes = [f"images are taken from {image_folder.name}"] if factor else []
     files = list_images(image_folder)
     names = [name for name in files if "/" not in name]
     if len(names) != len(table):
@@ -138,52 +138,24 @@ def read_llff(folder: Path) -> Capture:
         pose, lens, bounds = _llff_camera(row, f"{printable(file)}: row {index}")
         lens = lenses.setdefault(lens, lens)
         images.append(PosedImage(name, image_folder / name, pose, lens, masks.get(name), bounds))
-    return Capture(folder.resolve().name, "llff", images, notes=notes_of(*notes, *mask_notes))
-
-
-def _llff_table(file: Path) -> np.ndarray:
-    """The array [N, 17] float64 of the file, N at least 1; nothing is unpickled."""
-    table = read_arrays(file, np.asarray)
-    if table.dtype.kind != "f" or table.dtype.itemsize not in (4, 8):
-        raise SceneError(f"{printable(file)} must hold an array of float64, got {printable(str(table.dtype), 60)}")
-    if table.ndim != 2 or table.shape[1] != LLFF_COLUMNS or not len(table):
-        raise SceneError(f"{printable(file)} must hold an array [N, {LLFF_COLUMNS}], N above 0, got {table.shape}")
-    good = np.abs(table) <= COORDINATE_LIMIT  # NaN is not
-    if not good.all():
-        row, column = (int(index) for index in np.argwhere(~good)[0])
-        where = f"{printable(file)}: row {row}, column {column}"
-        wanted = f"finite and at most {COORDINATE_LIMIT:g}"
-        raise SceneError(f"{where}: must be {wanted}, got {table[row, column]:.6g}")
-    return table.astype(np.float64)
+    return _capture(folder, "llff", images, notes=notes_of(*notes, *mask_notes))
 
 
 def _llff_camera(row: np.ndarray, where: str) -> tuple[np.ndarray, Lens, tuple[float, float]]:
     """Camera to world [3, 4] in OpenGL axes, lens, and nearest and farthest depth, of a row [17]."""
-    down, right, back, position, original = row[:15].reshape(3, 5).T
+    down, right, back, position, (height, width, focal) = row[:15].reshape(3, 5).T
     pose = np.stack([right, -down, back, position], axis=1)
     check_rotation(pose[:, :3], f"{where}: columns 0, 1, 2 of its 3x5 matrix are the axes down, right and backwards")
-    height, width = (int(side) if side == int(side) else float(side) for side in original[:2])
+    height, width = (int(side) if side == int(side) else float(side) for side in (height, width))
     try:
-        lens = Lens("SIMPLE_PINHOLE", (original[2], width / 2, height / 2), width, height)
+        lens = Lens("SIMPLE_PINHOLE", (focal, width / 2, height / 2), width, height)
     except SceneError as error:
         raise SceneError(f"{where}: columns 4, 9 and 14 are height, width and focal length: {error}") from None
     near, far = row[15:].tolist()
     if not 0 <= near < far:
-        raise SceneError(
-            f"{where}: columns 15 and 16 are the nearest depth, at least 0, and the farthest, above it, "
-            f"got {near:.6g} and {far:.6g}"
-        )
+        wanted = "the nearest depth, at least 0, and the farthest, above it"
+        raise SceneError(f"{where}: columns 15 and 16 are {wanted}, got {near:.6g} and {far:.6g}")
     return pose, lens, (near, far)
-
-
-def _reduced_images(folder: Path) -> tuple[Path, list[str]]:
-    """The folder images or, if there is none, the least reduced one, which a note names."""
-    matches = [(match, path) for path in folder.glob("images*") if (match := REDUCED.fullmatch(path.name))]
-    found = [(int(match[1] or 0), path) for match, path in matches if is_folder(path)]
-    if not found:
-        raise SceneError(f"{printable(folder)}: there is no folder images and none like images_4 with the images")
-    factor, place = min(found)
-    return place, [f"images are taken from {place.name}"] if factor else []
 
 
 def _of_projection(projection: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -201,7 +173,6 @@ def _of_projection(projection: np.ndarray, where: str) -> tuple[np.ndarray, np.n
 
 
 def _images_in(folder: Path, *names: str) -> list[Path]:
-    """The images in the first of the folders that is there, 2 before 10; raises SceneError without one."""
     found = first_there(folder, names)
     if found is None:
         raise SceneError(f"{printable(folder)}: there is no folder {' or '.join(names)} with the images")
@@ -209,7 +180,6 @@ def _images_in(folder: Path, *names: str) -> list[Path]:
 
 
 def _values(file: Path, *keys: str) -> list[Any]:
-    """Values of a JSON file's keys, all of which have to be there."""
     content = read_json(file, SceneError, "camera file")
     if missing := [key for key in keys if not isinstance(content, dict) or key not in content]:
         raise SceneError(f"{printable(file)}: keys are missing: {', '.join(missing)}")
@@ -217,7 +187,6 @@ def _values(file: Path, *keys: str) -> list[Any]:
 
 
 def _lines(file: Path) -> list[list[float]]:
-    """The numbers of every line of a text file that is not empty."""
     lines = read_text_utf8(file, SceneError, "camera file").splitlines()
     try:
         return [[float(value) for value in line.split()] for line in lines if line.strip()]
@@ -230,19 +199,23 @@ def read_arrays(file: Path, kind: Callable[[Any], Any]) -> Any:
     content = read_regular(file, ARRAYS_LIMIT, "camera file", SceneError)
     try:
         return kind(np.load(io.BytesIO(content), allow_pickle=False))
-    except Exception as problem:  # a header is a Python literal: what may go wrong in it has many classes
+    except Exception as problem:  # a header is a Python literal
         reason = printable(" ".join(str(problem).split()), 100)
         raise SceneError(f"{printable(file)} is not such a NumPy file, or is cut or damaged: {reason}") from None
 
 
-def numbers(values: Any, where: str, *shape: int) -> np.ndarray:
-    """Finite numbers float64 of a shape; raises SceneError naming `where`."""
+def numbers(values: Any, where: str, *shape: int | None) -> np.ndarray:
+    """Finite numbers float64 of a shape, of which None is any; raises SceneError naming `where`."""
     try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
+        array = np.asarray(values).astype(np.float64, casting="safe")
+    except (TypeError, ValueError):
         array = np.zeros(0)
-    if array.shape != shape or not np.isfinite(array).all():
-        raise SceneError(f"{where} must be finite numbers of the shape {list(shape)}, got {list(array.shape)}")
+    if len(shape) != array.ndim or any(n not in (None, side) for n, side in zip(shape, array.shape, strict=True)):
+        raise SceneError(f"{where} must be numbers of the shape {list(shape)}, got {list(array.shape)}")
+    bad = np.argwhere(~(np.abs(array) <= COORDINATE_LIMIT))  # NaN is not
+    if len(bad):
+        place, wanted = bad[0].tolist(), f"finite and at most {COORDINATE_LIMIT:g}"
+        raise SceneError(f"{where}: the number at {place} must be {wanted}, got {array[tuple(bad[0])]:.6g}")
     return array
 
 

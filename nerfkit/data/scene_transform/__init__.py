@@ -27,6 +27,7 @@ from nerfkit.data.scene_transform.transform import SceneTransform, check_extent,
 from nerfkit.errors import SceneError
 
 UP = np.array([0.0, 0, 1])  # of the model's frame
+CUBE = np.array([[-1.0] * 3, [1.0] * 3])
 FORWARD_DOT, FORWARD_BASELINES = 0.5, 2.0  # above which a scene is forward
 INWARD_SHARE, INWARD_SPREAD = 0.9, 0.5  # cameras with the focus in front; spread of their distances
 CENTER_BASELINES = 5.0  # a focus farther away than that is too uncertain to be the centre
@@ -34,19 +35,19 @@ GUESSED_BASELINES = 4.0  # to the content of a forward scene of which nothing sa
 RADIUS_QUANTILE = 0.9  # of the cameras' distances from the centre
 EXTREME = 0.001  # quantile of depths that stands for the least, and for the greatest
 NEAR_FACTOR = 0.5  # near: of the least depth
-NEAR_RADIUS, NEAR_PATH = 0.05, 0.01  # near without depths [radii]; the radius of a walk is the length of its path
+NEAR_RADIUS, NEAR_PATH = 0.05, 0.01  # near without depths [radii]
 BOUNDS_FACTORS = (0.9, 1.2)  # of the nearest and the farthest bound
-FAR_RADIUS = 256.0  # where nothing limits the scene: beyond that nothing moves in a contracted cube
+FAR_RADIUS = 256.0  # where nothing limits the scene
 FORWARD_BOX = 4.0  # radii, at most, from the centre to the side of a forward scene's box
 UNBOUNDED_BOX = (1.0, 2.0, 4.0)  # half the side of the box [radii]: at least, without points, at most
 TRACK = 3  # images that have to see a point which shapes the box of an object
-GROWN = 0.1  # share of its side by which the box of an object's points grows, at either end
+GROWN = 0.1  # share of a side by which an object's box grows
 HELD = 0.99  # share of an object's rays that its box has to meet
 SMALL = 0.25  # of the sides of a box, below which an object is of another unit
-USUAL_SIDE = 2.4  # of the box of an object, in model units: steps and levels, and how dense it is at first, are for it
+USUAL_SIDE = 2.4  # of the box of an object [model units]
 FAR = 1e10  # where the box of an object is that of its hull: it ends all rays
 CELLS, PASSES = 32, 4  # along a side; each pass looks closer
-SEEN, MISSED = 0.5, 0.1  # share of the cameras that have to see a place, and of these that may see nothing there
+SEEN, MISSED = 0.5, 0.1  # share of cameras that see a place, and of these that see nothing
 INSIDE = 0.95  # share of points inside the box below which there is a warning
 
 
@@ -72,17 +73,12 @@ class FrameInputs:
         return None
 
     def cloud(self, transform: SceneTransform) -> np.ndarray | None:
-        """The points [P, 3] in the model's frame."""
         return None if self.points is None else transform.to_model(self.points.positions)
 
     def describe(self) -> list[str]:
-        """What there is, in lines of text."""
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
-            focus = (
-                f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away; the cameras' axes pass it by "
-                f"{rig.miss:.0%} of that distance"
-            )
+            focus = f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, which axes pass by {rig.miss:.0%}"
         lines = [
             f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} (the baseline) from their mean position; "
             f"along the mean viewing direction they spread over {rig.along:.0%} of the baseline",
@@ -102,10 +98,7 @@ class FrameInputs:
 def find_scene_transform(
     capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False
 ) -> SceneTransform:
-    """The frame of a capture; near and far follow from the images called `training` alone, from all without any.
-
-    Poses that leave something open are no error: a note says what was assumed.
-    """
+    """The frame of a capture; near and far follow from the images called `training` alone, from all without any."""
     images, points, names = capture.images, capture.points, set(training or ())
     used = np.array([not names or image.name in names for image in images])
     tangents = np.array([half_tangents(image.lens) for image in images])
@@ -138,16 +131,12 @@ def find_scene_transform(
     if up.is_guess:
         lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
     if center.is_guess or radius.is_guess:
-        text = (
-            "neither poses nor points say how far the scene is, so its size is a guess; "
-            "give sparse points, or data.box around what the cameras see"
-        )
-        lines.append(Note("warning", text))
+        text = "neither poses nor points say how far the scene is, so its size is a guess"
+        lines.append(Note("warning", f"{text}; give sparse points, or data.box around what the cameras see"))
     return _with_extent(transform, inputs, lines, reach)
 
 
 def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
-    """The kind, and the test that decided."""
     if has_alpha:
         return "object", "the images have alpha, or are cut out"
     if inputs.looks_around:
@@ -166,7 +155,6 @@ def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
 
 
 def _center(inputs: FrameInputs, kind: str) -> Found:
-    """The centre [3] in the input's frame."""
     rig = inputs.rig
     is_seen = rig.focus is not None and rig.in_front >= INWARD_SHARE and not inputs.looks_around
     if is_seen and rig.baselines_away < CENTER_BASELINES:
@@ -237,11 +225,9 @@ def _with_extent(
     box, box_why = _object_box(transform, inputs, reach) if transform.kind == "object" else _unbounded_box(cloud)
     far, far_why = _far(transform, inputs, box)
     if far <= near:
-        text = (
-            f"near, {near:.4g} model units ({why}), lies beyond all else, which ends at {far:.4g} "
-            f"({far_why}); check that sparse points and poses are of one frame and unit, or give sampling.near"
-        )
-        lines.append(Note("warning", text))
+        text = f"near, {near:.4g} model units ({why}), lies beyond all else, which ends at {far:.4g} ({far_why})"
+        hint = "check that sparse points and poses are of one frame and unit, or give sampling.near"
+        lines.append(Note("warning", f"{text}; {hint}"))
         far, far_why = 2 * near, "twice near, which lies beyond all else"
     lines.append(f"far {far:.4g} model units ({far / transform.scale:.4g} in the files' unit): {far_why}")
     if transform.kind == "forward":
@@ -284,24 +270,22 @@ def _object_box(transform: SceneTransform, inputs: FrameInputs, radius: float) -
         distances = np.linalg.norm(inputs.rig.positions - transform.center, axis=1)
         reach = transform.scale * max(distances.max() - inputs.bounds[:, 0].min(), 0) * 1.1
         if 0 < reach < radius:
-            return _cube(reach), "1.1 x the way from the nearest bound to the center, seen from the farthest camera"
-    return _cube(radius), "the radius, as there are no points"
+            return reach * CUBE, "1.1 x the way from the nearest bound to the center, seen from the farthest camera"
+    return radius * CUBE, "the radius, as there are no points"
 
 
 def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
-    """A cube around the centre: nearly all points, and at least the cameras."""
     lowest, unknown, most = UNBOUNDED_BOX
     if cloud is None:
-        return _cube(unknown), f"{unknown:g} radii, as there are no points: walls mostly stand behind the cameras"
+        return unknown * CUBE, f"{unknown:g} radii, as there are no points: walls mostly stand behind the cameras"
     reach = float(np.quantile(np.abs(cloud).max(1), 0.99))
     if reach > most:
-        return _cube(most), f"{most:g} radii; 99 % of the points would need {reach:.4g}, too coarse for one box"
+        return most * CUBE, f"{most:g} radii; 99 % of the points would need {reach:.4g}, too coarse for one box"
     half = min(max(1.1 * reach, lowest), most)
-    return _cube(half), f"the cube of 99 % of the points, times 1.1, or {lowest:g} to each side if that is more"
+    return half * CUBE, f"the cube of 99 % of the points, times 1.1, or {lowest:g} to each side if that is more"
 
 
 def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, far: float) -> tuple[np.ndarray, str]:
-    """Around the training cameras' frusta between `near` and `far`, clipped."""
     poses = transform.to_model(inputs.rig.poses[inputs.training])
     width, height = inputs.tangents[inputs.training].T
     signs = np.array([[-1.0, -1], [-1, 1], [1, -1], [1, 1]])  # of the corners
@@ -313,15 +297,9 @@ def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, fa
     return box, f"around the training cameras' frusta from near to far, at most {FORWARD_BOX:g} radii from the center"
 
 
-def _cube(half: float) -> np.ndarray:
-    return np.array([[-half] * 3, [half] * 3])
-
-
 def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhouettes: Silhouettes) -> SceneTransform:
-    """`transform` of an object, or one in which its box holds what the `silhouettes` of some of the images show.
-
-    It stays as it is where its box does, and is not of another unit.
-    """
+    """`transform` of an object where its box holds what the `silhouettes` of some of the images show, and is not of
+    another unit; or else one whose box does."""
     seen = [
         replace(image, camera_to_world=transform.to_model(image.camera_to_world))
         for image in images
@@ -340,11 +318,9 @@ def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhou
     center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
     box = scale * (hull - center)
     middle, longest = transform.to_input(center), float(np.ptp(hull, axis=0).max())
-    text = (
-        f"kind object: alpha in {len(seen)} images shows it around {vector_text(middle)} in the input, "
-        f"{longest / transform.scale:.4g} long; that is the box {corner_text(box)}, for the usual one meets {held:.1%} "
-        f"of its rays, and is {side / longest:.2g} times as long"
-    )
+    text = f"kind object: alpha in {len(seen)} images shows it around {vector_text(middle)} in the input"
+    text += f", {longest / transform.scale:.4g} long; that is the box {corner_text(box)}, for the usual one meets"
+    text += f" {held:.1%} of its rays, and is {side / longest:.2g} times as long"
     notes = *(() if transform.is_identity else transform.notes), Note("info", text)
     scale, near = scale * transform.scale, scale * transform.near
     return replace(transform, center=middle, scale=scale, near=near, far=FAR, box=box, notes=notes)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What speaks against a capture as a whole: cameras that no scene fits, a box beside it, images that show nothing.
-
-Training goes on, for hardly anything here is certain. A line each says what was found, and what to change.
-"""
+"""What speaks against a capture as a whole: cameras that no scene fits, a box beside it, images that show nothing."""
 
 from __future__ import annotations
 
@@ -32,20 +29,20 @@ Silhouettes = Mapping[str, np.ndarray]  # where images are opaque, by their name
 STRAY = 100.0  # times as far from the median position as 90 % of the cameras are
 COARSEST = 1e-4  # of the cameras' spread: a tenth of a pixel in an image of 1000
 LEAST_PARALLAX = 1.0  # pixels by which the content moves between the cameras, at least
-SMALL_RIG = 0.01  # of the diagonal of a box that is given: cameras closer together than that are of another unit
+SMALL_RIG = 0.01  # of a box's diagonal: cameras closer together are of another unit
 MAX_VIEWS = (50, 2000)  # evenly spaced: whose points are asked for, and that may see them
-DISTANCES = np.geomspace(0.01, 100.0, 16)  # of points that are asked for [baselines, or distances to the focus]
-FEW = 0.01  # share of the points inside a box, or of the rays that meet it, below which there is a warning
+DISTANCES = np.geomspace(0.01, 100.0, 16)  # of points that are asked for [baselines]
+FEW = 0.01  # share of points inside a box, or of rays that meet it
 NEXT_TO_NONE = 1e-4  # of the rays: nothing can be trained
 RAY_VIEWS, SIDE = 256, 17  # evenly spaced, whose rays are tried; rays of each, both ways
-FOCUSED, NEAR_AXES = 0.9, 0.3  # share of cameras before their common point; mean distance of their axes from it
+FOCUSED, NEAR_AXES = 0.9, 0.3  # cameras before their common point; distance of axes from it
 PLAIN = 2.0  # of 255: standard deviation of an image that shows nothing
 MOST = 0.9  # share of the images that have to be plain, or copies
 SAMPLED_PIXELS = 1024  # of an image
 MAX_IMAGES = 512  # that are looked at
 DARK = 64  # of 255: no image of a set is brighter
 MASKED = 0.6  # share of pixels that masks ignore, above which they may be the wrong way
-AROUND = 0.8  # share of the pixels at the edges that masks of an object ignore; and of those in the middle, leave
+AROUND = 0.8  # share of edges that masks of an object ignore; of the middle they leave
 
 
 def solve_diagnostics(capture: Capture) -> Iterator[str]:
@@ -62,20 +59,15 @@ def solve_diagnostics(capture: Capture) -> Iterator[str]:
     steps = np.diff(places)
     is_thinned = len(steps) > 1 and steps.min() > 1 and np.ptp(steps) <= 1  # such as every third, on purpose
     if capture.format != "nerf_synthetic" and 2 * len(found) < len(beside) and not is_thinned:
-        yield (
-            f"{len(found)} of {len(beside)} images have a pose, fewer than half: where most have failed, the others "
-            "may be wrong as well; find the poses again, or move away the images that are not of the scene"
-        )
+        what = f"{len(found)} of {len(beside)} images have a pose, fewer than half, so that these may be wrong as well"
+        yield f"{what}; find the poses again, or move away the images that are not of the scene"
 
 
 def camera_diagnostics(images: Sequence[PosedImage], transform: SceneTransform) -> Iterator[str]:
-    """Of the cameras of the training `images`, in the `transform` that was found or given."""
     yield from lens_diagnostics(image.lens for image in images)
     if len(images) == 1:
-        yield (
-            f"there is one training view ({printable(images[0].name)}): nothing says how far anything is that it "
-            "shows; give images of the same things from other places"
-        )
+        what = f"there is one training view ({printable(images[0].name)}): nothing says how far anything is"
+        yield f"{what}; give images of the same things from other places"
     if len(images) < 2:
         return
     rig = measure(np.stack([image.camera_to_world for image in images]))
@@ -83,46 +75,31 @@ def camera_diagnostics(images: Sequence[PosedImage], transform: SceneTransform) 
     is_rounded = (rig.positions.astype(np.float32) == rig.positions).all()
     step = float(np.spacing(np.float32(farthest) if is_rounded or transform.is_identity else farthest))
     if spread > 0 and step > COARSEST * spread:
-        boxed = "leave out data.box, which keeps the files' coordinates, or " if transform.is_identity else ""
-        yield (
-            f"positions of cameras reach {farthest:.6g} from the origin, where their digits end at {step:.2g}, and the "
-            f"cameras stand {spread:.3g} apart at most; {boxed}subtract one point from all positions, sparse points "
-            "included, in the program that wrote them"
-        )
+        boxed = "leave out data.box, which keeps the files' coordinates, or " * transform.is_identity
+        what = f"positions reach {farthest:.6g} from the origin, where their digits end at {step:.2g}"
+        yield f"{what}, in cameras {spread:.3g} apart; {boxed}subtract one point from all positions and sparse points"
     distances = np.linalg.norm(rig.positions - np.median(rig.positions, axis=0), axis=1)  # [V]
     usual = float(np.quantile(distances, 0.9, method="lower"))
     if usual > 0 and len(far := np.flatnonzero(distances > STRAY * usual)):
-        yield (
-            f"{len(far)} of {len(images)} training cameras stand up to {distances.max():.3g} away from the middle of "
-            f"all, 90 % within {usual:.3g} ({first_of(images[k].name for k in far)}); correct their poses, or leave "
-            "the images out"
-        )
+        what = f"{len(far)} of {len(images)} training cameras stand up to {distances.max():.3g} from the middle"
+        names = first_of(images[k].name for k in far)
+        yield f"{what}, 90 % within {usual:.3g} ({names}); correct their poses, or leave the images out"
     if rig.baseline == 0:
-        yield (
-            f"all {len(images)} training cameras stand at one point: nothing says how far anything is, and the field "
-            "may put it anywhere; move the camera between the images, or check the positions in the files"
-        )
+        what = f"all {len(images)} training cameras stand at one point: nothing says how far anything is"
+        yield f"{what}; move the camera between the images, or check the positions in the files"
         return
     distance = float(np.linalg.norm(transform.center - rig.mean_position))
     pixels = max(max(image.lens.focal) for image in images) * 2 * rig.baseline / max(distance, rig.baseline)
     if transform.kind == "forward" and pixels < LEAST_PARALLAX:
-        yield (
-            f"what the cameras look at, {distance:.3g} away, has a parallax of {pixels:.2g} pixels between views up to "
-            f"{2 * rig.baseline:.3g} apart: nothing says how far it is; check that points and poses are of one unit, "
-            "or move the camera farther between the images"
-        )
+        what = f"what the cameras look at, {distance:.3g} away, has a parallax of {pixels:.2g} pixels between them"
+        yield f"{what}; check that points and poses are of one unit, or move the camera farther between the images"
     if transform.kind == "object" and rig.baseline * transform.scale < SMALL_RIG * math.dist(*transform.box):
-        yield (
-            f"the cameras stand within {rig.baseline:.3g} of their mean position, the box is "
-            f"{math.dist(*transform.box) / transform.scale:.3g} from corner to corner; give data.box in the units of "
-            "the poses"
-        )
+        what = f"the cameras stand within {rig.baseline:.3g} of their mean position"
+        corners = f"{math.dist(*transform.box) / transform.scale:.3g} from corner to corner"
+        yield f"{what}, the box is {corners}; give data.box in the units of the poses"
     if not _overlap([image.lens for image in images], rig):
-        yield (
-            f"no point is seen by two of the {len(images)} training views, which all look away from each other: "
-            "nothing says how far anything is; give images that overlap, or check that poses are camera-to-world, "
-            "in OpenGL axes"
-        )
+        what = f"no point is seen by two of the {len(images)} training views, which all look away from each other"
+        yield f"{what}; give images that overlap, or check that poses are camera-to-world, in OpenGL axes"
 
 
 def _overlap(lenses: Sequence[Lens], rig: Rig) -> bool:
@@ -163,15 +140,12 @@ def box_diagnostics(
     if focus is not None:
         parts.append(f"the cameras look at {vector_text(focus)}")
     name = "data.box" if is_given else f"the default box of {capture.format} scenes"
-    yield (
-        f"{name} {corner_text(box)}: {', '.join(parts)}; set data.box around what is to be modelled, in the "
-        f"coordinates of the files{', or leave it out' * is_given}"
-    )
+    advice = f"set data.box around the scene, in coordinates of the files{', or leave it out' * is_given}"
+    yield f"{name} {corner_text(box)}: {', '.join(parts)}; {advice}"
 
 
 def share_of_rays(images: Sequence[PosedImage], box: np.ndarray, silhouettes: Silhouettes | None = None) -> float:
-    """Share of the rays of `images`, or of those in their `silhouettes`, that meet the `box` [2, 3], in the frame of
-    the poses."""
+    """Share of the rays of `images`, or of those in their `silhouettes`, that meet the `box` [2, 3] of their frame."""
     chosen = [images[k] for k in evenly(len(images), RAY_VIEWS)]
     shown_at = {image.name: np.ones((SIDE, SIDE), bool) for image in chosen} if silhouettes is None else silhouettes
     local = {}  # unit directions [R, 3] of each lens, in OpenGL axes
@@ -192,13 +166,11 @@ def share_of_rays(images: Sequence[PosedImage], box: np.ndarray, silhouettes: Si
 
 
 def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
-    """Share of `points` [P, 3] in the box; none without any."""
     return float(((points >= box[0]) & (points <= box[1])).all(1).mean()) if len(points) else None
 
 
 def pixel_diagnostics(samples: Sequence[np.ndarray], background: str = "white") -> list[str]:
-    """Of the pixels of images, [P, 3 or 4] uint8 each, as they are trained over their `background`; some of them are
-    looked at, the same of each image of a size."""
+    """Of some of the pixels of images, [P, 3 or 4] uint8 each, as they are trained over their `background`."""
     behind, some = background_color(background, torch.device("cpu")), []
     for sample in filter(len, samples):
         if len(sample) > SAMPLED_PIXELS:  # equal steps may be one column
@@ -209,25 +181,16 @@ def pixel_diagnostics(samples: Sequence[np.ndarray], background: str = "white") 
     copies = sum(np.array_equal(a, b) for a, b in pairwise(samples))
     brightest = max((sample.max() for sample in samples), default=255)
     if plain and len(plain) >= MOST * len(samples):
-        color = np.median([np.median(sample, axis=0) for sample in plain], axis=0)
-        line = (
-            f"{len(plain)} of {len(samples)} images that were looked at show one color alone, about "
-            f"{tuple(int(value) for value in color)} of 255: nothing says where anything is; give images with "
-            "texture, and check that the files are the right ones, and their alpha"
-        )
-    elif copies and copies >= MOST * (len(samples) - 1):
-        line = (
-            f"{copies + 1} of {len(samples)} images that were compared are copies of one: with other poses they "
-            "contradict each other; are they frames of a video that stands still?"
-        )
-    elif brightest < DARK:
-        line = (
-            f"no pixel of the {len(samples)} images that were looked at is brighter than {brightest:.0f} of 255; "
-            "are 10, 12 or 14 bits stored in 16? Save them in 8 bits"
-        )
-    else:
-        return []
-    return [line]
+        color = tuple(np.median([np.median(sample, axis=0) for sample in plain], axis=0).astype(int).tolist())
+        what = f"{len(plain)} of {len(samples)} images that were looked at show one color alone, about {color}"
+        return [f"{what} of 255; give images with texture, and check that the files and their alpha are right"]
+    if copies and copies >= MOST * (len(samples) - 1):
+        what = f"{copies + 1} of {len(samples)} images that were compared are copies of one"
+        return [f"{what}; are they frames of a video that stands still?"]
+    if brightest < DARK:
+        what = f"no pixel of the {len(samples)} images that were looked at is brighter than {brightest:.0f} of 255"
+        return [f"{what}; are 10, 12 or 14 bits stored in 16? Save them in 8 bits"]
+    return []
 
 
 def image_diagnostics(images: ImagePool, white_ignores: bool = False, background: str = "white") -> list[str]:
@@ -253,7 +216,5 @@ def mask_diagnostics(shares: Sequence[float], n_outlines: int, white_ignores: bo
     if not shares or mean(shares) <= MASKED or n_outlines >= AROUND * len(shares):
         return []
     color, opposite = ("white", "black") if white_ignores else ("black", "white")
-    return [
-        f"masks ignore {mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored may "
-        "look like anything: to cut an object out, which leaves nothing else, train with --data.masks alpha"
-    ]
+    what = f"masks ignore {mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant?"
+    return [f"{what} To cut an object out, which leaves nothing else, train with --data.masks alpha"]

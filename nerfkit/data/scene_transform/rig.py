@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the poses of cameras say of how they were held: what they look at, from how far, and which way is up.
-
-Every number moves with the cameras: a similarity of the input changes points and lengths as it should, and no ratio.
-"""
+"""What the poses of cameras say of how they were held: what they look at, from how far, and which way is up."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ MAX_OBSERVATIONS = 2_000_000  # evenly spaced, whose depths are looked at
 MAX_UNTRACKED = (64, 20_000)  # cameras and points, where nothing says which sees which
 PARALLEL = 1e-10  # mean squared sine below which axes have no nearest point
 TINY = 1e-9  # of the coordinates: a length that is rounding
-LEVEL = 0.5  # sine of 30 degrees: right axes that are farther off the horizon, in the mean, say nothing of it
+LEVEL = 0.5  # sine of 30 degrees: right axes farther off the horizon say nothing of it
 VARIED = 0.17  # sine of 10 degrees: right axes closer together than that do not span the horizon
-TURNED = 0.8  # length of the mean up axis below which cameras turn around their right axes: by 60 degrees and more
+TURNED = 0.8  # length of the mean up axis of cameras that hardly turn around their right ones
 UNDECIDED = 0.1  # length of a mean of unit vectors that cancel
-STEEPEST = 3.0  # half an image's side at depth 1, at most: of a fisheye it may be anything
+STEEPEST = 3.0  # half an image's side at depth 1, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +36,7 @@ class Rig:
     baseline: float  # largest distance of a camera from the mean position; 0 where it is rounding
     along: float  # of the baseline, the largest share that runs along the mean viewing direction
     alignment: float  # length of the mean viewing direction
-    low_dot: float  # 5 % quantile of the dots of all pairs of viewing directions; 1 where there is no pair
+    low_dot: float  # 5 % quantile of the dots of all pairs of viewing directions
     focus: np.ndarray | None  # [3] nearest point of the axes that have it in front; none if they are parallel
     in_front: float  # share of all cameras that have the focus in front of them
     distance: float  # mean of the cameras' distances to the focus
@@ -48,7 +45,6 @@ class Rig:
 
     @property
     def positions(self) -> np.ndarray:
-        """[V, 3]"""
         return self.poses[:, :, 3]
 
     @property
@@ -63,8 +59,6 @@ class Rig:
 
 
 class Found(NamedTuple):
-    """A value, and what it follows from."""
-
     value: np.ndarray | float
     why: str
     is_guess: bool = False  # nothing says it for sure
@@ -75,10 +69,10 @@ def measure(poses: np.ndarray) -> Rig:
     positions, directions = poses[:, :, 3], -poses[:, :, 2]
     mean = positions.mean(0)
     offsets = positions - mean
-    baseline = float(np.linalg.norm(offsets, axis=1).max())
-    if baseline <= TINY * np.abs(positions).max():
+    baseline, farthest = float(np.linalg.norm(offsets, axis=1).max()), float(np.abs(positions).max())
+    if baseline <= TINY * farthest:
         baseline = 0.0
-    tiny = TINY * max(baseline, float(np.abs(positions).max()))
+    tiny = TINY * max(baseline, farthest)
     looking = directions.mean(0)
     alignment = float(np.linalg.norm(looking))
     along = float(np.abs(offsets @ looking).max()) / (alignment * baseline) if alignment * baseline > 0 else 0.0
@@ -99,11 +93,8 @@ def measure(poses: np.ndarray) -> Rig:
 
 
 def find_up(rig: Rig) -> Found:
-    """The unit vector [3] that points up.
-
-    Cameras are mostly held level: up is the direction that their right axes are most at right angles to. Where the
-    right axes all point the same way, it is the mean of the cameras' up axes, made to be at right angles to them.
-    """
+    """The unit vector [3] that points up: the direction that right axes are most at right angles to, for cameras are
+    mostly held level; where all of these point the same way, the mean of up axes, at right angles to them."""
     right, up, back = (rig.poses[:, :, column] for column in range(3))  # [V, 3] each
     mean = up.mean(0)
     values, vectors = np.linalg.eigh(right.T @ right / len(right))  # ascending, and their sum is 1
@@ -136,11 +127,9 @@ def _signed(axis: np.ndarray, hints: Iterable[np.ndarray], least: float) -> np.n
 
 
 def half_angles(lens: Lens) -> tuple[float, float]:
-    """The angles [radians] between the axis and half the width and half the height of an image beside it; of one that
-    shows a plane, its distortion is left out."""
-    halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
+    """Angles [radians] from the axis to the middles of an image's sides, of planes without distortion."""
     if lens.is_flat:
-        return math.atan(halves[0]), math.atan(halves[1])
+        return tuple(math.atan(n / 2 / f) for n, f in zip((lens.width, lens.height), lens.focal, strict=True))
     sides = torch.tensor([[lens.width / 2, 0], [0, lens.height / 2]]) + torch.tensor(lens.center)
     across, down = lens.unproject(sides)[0][:, 2].clamp(-1, 1).acos().nan_to_num(math.pi).tolist()
     return across, down
@@ -149,18 +138,14 @@ def half_angles(lens: Lens) -> tuple[float, float]:
 def half_tangents(lens: Lens) -> tuple[float, float]:
     """About half the width and half the height of an image at depth 1: distortion is left out."""
     if lens.is_flat:
-        halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
-    else:
-        halves = [math.tan(min(angle, math.atan(STEEPEST))) for angle in half_angles(lens)]
-    return min(halves[0], STEEPEST), min(halves[1], STEEPEST)
+        sides = zip((lens.width, lens.height), lens.focal, strict=True)
+        return tuple(min(side / 2 / focal, STEEPEST) for side, focal in sides)
+    return tuple(math.tan(min(angle, math.atan(STEEPEST))) for angle in half_angles(lens))
 
 
 def observed_depths(poses: np.ndarray, points: Points, training: np.ndarray, lenses: Sequence[Lens]) -> np.ndarray:
-    """Depths z > 0 [K] of points in the views `training` [V, bool] that see them; distances where these may see beyond
-    90 degrees.
-
-    Where there are no tracks, a camera sees what is inside its image's edges.
-    """
+    """Depths z > 0 [K] of points in the views `training` [V, bool] that see them, or without tracks may see them;
+    distances where these may see beyond 90 degrees."""
     wide = np.array([lens.is_wide for lens in lenses])
     if len(points.views):
         index = evenly(len(points.views), MAX_OBSERVATIONS)

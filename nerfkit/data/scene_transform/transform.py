@@ -4,7 +4,7 @@
     model = scale * rotation @ (input - center)
 
 In the model's frame +z is up, the centre of interest is the origin, and its radius is 1, or the box of an object has a
-usual size. Every number that decided something is in `SceneTransform.notes`.
+usual size.
 """
 
 from __future__ import annotations
@@ -107,10 +107,7 @@ class SceneTransform:
 
 
 def identity_transform(box: np.ndarray, up: tuple[float, float, float] = (0.0, 0.0, 1.0)) -> SceneTransform:
-    """The frame of an object whose box [2, 3] is stated in the coordinates of its files, which stay as they are.
-
-    Raises SceneError for corners out of order.
-    """
+    """The frame of an object whose box [2, 3] is that of its files; raises SceneError for corners out of order."""
     near, far = 0.0, 1e10
     check_extent(1.0, near, far, box, "transform", SceneError)
     notes = notes_of(

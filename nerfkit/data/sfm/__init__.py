@@ -14,6 +14,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,15 +42,14 @@ INSTALL = 'pip install "nerfkit[photos]"'
 SEED, DATABASE = 0, "database.db"
 MAX_IMAGE_SIZE, FEATURES = 1600, 4096  # pixels of the longer side; per image
 AROUND = 2  # as many of both for panoramas, whose longer side is 360 degrees
-MANY = 20  # photos of one lens, from where a model of more parameters is well determined
+MANY = 20  # photos of one lens that determine more parameters
 IMAGES_AT_ONCE, PAIRS_AT_ONCE = 10, 50
 THREADS = cores()
 ELSEWHERE = "choose another folder with --data.sfm_dir"
 
 
 def plan(source: Path, report: Report = print) -> tuple[str, float]:
-    """What a folder of photos or a video holds, in words, and roughly the seconds that finding its poses takes;
-    nothing is written."""
+    """What a folder of photos or a video holds, in words, and roughly the seconds that finding its poses takes."""
     if source.is_file():
         names, sizes, n_around = [f"{number}" for number in range(FRAMES)], [VIDEO_SIZE] * FRAMES, 0
         what = f"a video, of which {FRAMES} frames are taken at most"
@@ -69,22 +69,23 @@ def plan(source: Path, report: Report = print) -> tuple[str, float]:
 
 
 def root_of(source: Path, out: Path | None = None) -> Path:
-    """Where the poses of photos or a video are kept."""
     return out or (source.with_name(f"{source.stem}_frames") if source.is_file() else source)
 
 
 def solve(source: Path, out: Path | None = None, report: Report = print) -> Path:
-    """The COLMAP folder of a folder of photos or of a video, made unless it is there; `report` gets lines.
-
-    Raises SceneError, among others if fewer than half of the photos get a pose.
-    """
+    """The COLMAP folder of photos or of a video, made unless it is there; raises SceneError."""
     is_video = source.is_file()
     root = root_of(source, out)
     try:
         images = extract_frames(source, root / "images", report) if is_video else image_folder(source)
         found = find_photos(images, report)
-        if images not in (root, root / "images"):
-            _link(root / "images", images)
+        link = root / "images"  # the photos are in the COLMAP folder, too
+        if images not in (root, link) and not os.path.lexists(link):
+            root.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(images.resolve(), target_is_directory=True)
+        if images != root and link.resolve() != images.resolve():
+            what = f"{printable(link)} is there, and is not the folder of photos {printable(images)}"
+            raise SceneError(f"{what}; {ELSEWHERE}")
         record = {photo.name: photo.bytes for photo in found}
         if not _is_made(root / "sparse", record):
             with _made_whole(root / "sparse", record) as sparse:
@@ -109,31 +110,23 @@ def _sharpest(video: Path, windows: int) -> Iterator[np.ndarray]:
     """The sharpest frame uint8 [H, W, 3] of each of `windows` equal parts of a video; one at a time is in memory."""
     import imageio_ffmpeg
 
-    path = str(video.resolve())
+    def sharpness(frame: np.ndarray) -> float:
+        gray = Image.fromarray(frame).convert("L").reduce(max(1, frame.shape[1] // SHARPNESS_WIDTH))
+        return ImageStat.Stat(gray.filter(ImageFilter.FIND_EDGES)).var[0]
+
     try:
-        count = imageio_ffmpeg.count_frames_and_secs(path)[0]
-        reader = imageio_ffmpeg.read_frames(path, pix_fmt="rgb24")
-        width, height = next(reader)["size"]
-        windows = min(windows, count)
-        best, best_sharpness, current = None, -1.0, 0
-        for index, data in enumerate(reader):
-            frame = np.frombuffer(data, dtype=np.uint8).reshape(height, width, 3)
-            window = min(index * windows // count, windows - 1)
-            if window != current:
-                yield best
-                best_sharpness, current = -1.0, window
-            gray = Image.fromarray(frame).convert("L").reduce(max(1, width // SHARPNESS_WIDTH))
-            sharpness = ImageStat.Stat(gray.filter(ImageFilter.FIND_EDGES)).var[0]  # of the edges
-            if sharpness > best_sharpness:
-                best, best_sharpness = frame, sharpness
-        if best is None:
+        count = imageio_ffmpeg.count_frames_and_secs(str(video.resolve()))[0]
+        if not count:
             raise ValueError("it holds no frames")
-        yield best
+        reader = imageio_ffmpeg.read_frames(str(video.resolve()), pix_fmt="rgb24")
+        width, height = next(reader)["size"]
+        frames = enumerate(np.frombuffer(data, np.uint8).reshape(height, width, 3) for data in reader)
+        windows = min(windows, count)
+        for _, part in groupby(frames, lambda frame: min(frame[0] * windows // count, windows - 1)):
+            yield max((frame for _, frame in part), key=sharpness)
     except (OSError, RuntimeError, StopIteration, ValueError, KeyError) as error:  # what imageio_ffmpeg raises, too
-        words = str(error).strip().splitlines() or [type(error).__name__]
-        raise SceneError(
-            f"video {printable(video)} cannot be decoded, is it truncated? ({printable(words[-1])})"
-        ) from None
+        cause = printable((str(error).strip().splitlines() or [type(error).__name__])[-1])
+        raise SceneError(f"video {printable(video)} cannot be decoded, is it truncated? ({cause})") from None
 
 
 def _is_made(folder: Path, source: dict[str, int]) -> bool:
@@ -143,10 +136,8 @@ def _is_made(folder: Path, source: dict[str, int]) -> bool:
     with suppress(UserError):  # of a record that is not there
         if read_json(folder / RECORD, SceneError) == source:
             return True
-    raise SceneError(
-        f"{printable(folder)} is there, and was not made of the photos or the video as they are now; to use it, give "
-        f"{printable(folder.parent)} as the scene; to have poses found anew, move it away or {ELSEWHERE}"
-    )
+    what = f"{printable(folder)} is there, and was not made of the photos or the video as they are now"
+    raise SceneError(f"{what}; give {printable(folder.parent)} as the scene, or move it away, or {ELSEWHERE}")
 
 
 @contextmanager
@@ -162,38 +153,23 @@ def _made_whole(folder: Path, source: dict[str, int]) -> Iterator[Path]:
 
 
 def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, report: Report) -> None:
-    """Put the model into `sparse`; work files are beside it."""
     model = largest_model(images, found, is_video, sparse.parent, report)
     registered = {image.name for image in model.images.values() if image.has_pose} if model else set()
     missing = [photo.name for photo in found if photo.name not in registered]
     summary = f"registered {len(registered)} of {len(found)} photos"
     if 2 * len(registered) < len(found):
-        lenses = {(photo.lens, photo.is_panorama) for photo in found}
-        reader = f"--ImageReader.single_camera {int(len(lenses) == 1)}"
-        if all(photo.is_panorama for photo in found):
-            reader += " --ImageReader.camera_model EQUIRECTANGULAR"
+        reader = f"--ImageReader.single_camera {int(len({(photo.lens, photo.is_panorama) for photo in found}) == 1)}"
+        reader += " --ImageReader.camera_model EQUIRECTANGULAR" * all(photo.is_panorama for photo in found)
         raise SceneError(
             f"{summary} in {printable(images)}, fewer than half; without a pose ({first_of(missing, LISTED)}). Take "
-            "more, sharp and with two thirds of overlap, or remove those that show something else. COLMAP itself has "
-            "more to "
-            "try:\n" + _by_hand(sparse.parent.parent, images, is_video, reader)
+            "more, sharp and with two thirds of overlap, remove those that show something else, or try COLMAP itself:\n"
+            + _by_hand(sparse.parent.parent, images, is_video, reader)
         )
     report(f"{summary}, {model.num_points3D()} points, {model.compute_mean_reprojection_error():.2f} px")
     if missing:
         report(f"without a pose ({first_of(missing, LISTED)})")
     (sparse / "0").mkdir()
     model.write(sparse / "0")
-
-
-def _link(link: Path, images: Path) -> None:
-    """Have the photos in the COLMAP folder, too."""
-    if not os.path.lexists(link):
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(images.resolve(), target_is_directory=True)
-    elif link.resolve() != images.resolve():
-        raise SceneError(
-            f"{printable(link)} is there, and is not the folder of photos {printable(images)}; {ELSEWHERE}"
-        )
 
 
 def _by_hand(root: Path, images: Path, is_video: bool, reader: str) -> str:
@@ -220,9 +196,15 @@ def largest_model(folder: Path, found: list[Photo], is_video: bool, work: Path, 
         _extract(pycolmap, work, names, report)
         pairs = choose_pairs([photo.name for photo in found], is_video)
         _match(pycolmap, work, list(names), pairs)
-        model = _map(pycolmap, work, len(found))
+        options = pycolmap.IncrementalPipelineOptions()
+        options.num_threads, options.random_seed = THREADS, SEED
+        (work / "models").mkdir()
+        places = work / DATABASE, work / "images", work / "models"
+        with tqdm(total=len(found), desc="mapping") as bar:
+            models = pycolmap.incremental_mapping(*places, options, next_image_callback=lambda: bar.update(1))
     except (RuntimeError, ValueError, IndexError) as error:  # what pycolmap raises
         raise SceneError(f"pycolmap failed: {printable(str(error).strip())}") from None
+    model = max(models.values(), key=lambda model: (model.num_reg_images(), model.num_points3D()), default=None)
     for image in model.images.values() if model else ():
         image.name = names[image.name].name
     return model
@@ -246,7 +228,6 @@ def _readable(folder: Path, found: list[Photo], images: Path) -> dict[str, Photo
 
 
 def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> None:
-    """Features; images of one lens share a camera."""
     options = pycolmap.FeatureExtractionOptions()
     options.num_threads = THREADS
     lenses: dict[tuple, list[str]] = {}
@@ -258,8 +239,7 @@ def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> N
         for group in lenses.values():
             before = database.num_cameras()
             reader = pycolmap.ImageReaderOptions()
-            reader.camera_model = "OPENCV" if len(group) >= MANY else "SIMPLE_RADIAL"
-            factor = 1
+            reader.camera_model, factor = "OPENCV" if len(group) >= MANY else "SIMPLE_RADIAL", 1
             if names[group[0]].is_panorama:
                 reader.camera_model, factor = "EQUIRECTANGULAR", AROUND
             options.max_image_size, options.sift.max_num_features = factor * MAX_IMAGE_SIZE, factor * FEATURES
@@ -272,7 +252,6 @@ def _extract(pycolmap, work: Path, names: dict[str, Photo], report: Report) -> N
 
 
 def _match(pycolmap, work: Path, names: list[str], pairs: list[tuple[int, int]]) -> None:
-    """Verified matches of the pairs."""
     options, verification = pycolmap.FeatureMatchingOptions(), pycolmap.TwoViewGeometryOptions()
     options.num_threads, verification.ransac.random_seed = THREADS, SEED
     pairing = pycolmap.ImportedPairingOptions()
@@ -283,14 +262,3 @@ def _match(pycolmap, work: Path, names: list[str], pairs: list[tuple[int, int]])
             (work / "pairs.txt").write_text("".join(f"{names[one]} {names[two]}\n" for one, two in some))
             pycolmap.match_image_pairs(work / DATABASE, options, pairing, verification)
             bar.update(len(some))
-
-
-def _map(pycolmap, work: Path, count: int) -> Any:
-    """The model of most images, then of most points: it need not be the first."""
-    options = pycolmap.IncrementalPipelineOptions()
-    options.num_threads, options.random_seed = THREADS, SEED
-    (work / "models").mkdir()
-    places = work / DATABASE, work / "images", work / "models"
-    with tqdm(total=count, desc="mapping") as bar:
-        models = pycolmap.incremental_mapping(*places, options, next_image_callback=lambda: bar.update(1))
-    return max(models.values(), key=lambda model: (model.num_reg_images(), model.num_points3D()), default=None)

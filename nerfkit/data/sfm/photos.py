@@ -34,14 +34,12 @@ GPANO = re.compile(rb"GPano:(\w+)(?:\s*=\s*[\"']|>)\s*(\w+)")  # of XMP: what fi
 SIDES = b"WidthPixels", b"HeightPixels"
 WHOLE, PART = "panorama", "part of a panorama"
 LOOKED_AT = 5  # photos of a lens, whose edges tell whether they are panoramas
-POLE, SEAM = 0.3, 2.0  # steps to the next column along the first and last row, and across the seam, in the mean one
-VARIED = 0.25  # deviation along the seam, in that of the photo: that of a thing before a white wall is 0
+POLE, SEAM = 0.3, 2.0  # steps along the first and last row, and across the seam, in the mean one
+VARIED = 0.25  # deviation along the seam, in that of the photo
 
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo's header."""
-
     name: str  # in its folder, with / between sub-folders
     bytes: int
     lens: tuple  # what photos of one lens have in common: width and height, upright, and what EXIF says of it
@@ -52,7 +50,6 @@ class Photo:
 
 
 def image_folder(folder: Path) -> Path:
-    """Where the photos of a given folder are: in its sub-folder images if it has one."""
     return folder / "images" if (folder / "images").is_dir() else folder
 
 
@@ -88,8 +85,7 @@ def find_photos(folder: Path, report: Report) -> list[Photo]:
 
 
 def with_panoramas(folder: Path, found: list[Photo], report: Report) -> list[Photo]:
-    """Those photos, with the panoramas among them marked: of twice the height, and said to be some, or alike at their
-    poles and to both sides of their seam."""
+    """Those photos, with the panoramas marked: of twice the height, and said to be some, or alike at poles and seam."""
     wide = [photo for photo in found if abs(photo.lens[0] - 2 * photo.lens[1]) <= 2 * (photo.says == WHOLE)]
     whole: set[tuple] = {photo.lens for photo in wide if photo.says == WHOLE}
     for lens in {photo.lens for photo in wide} - whole:
@@ -134,7 +130,6 @@ def choose_pairs(names: list[str], is_video: bool) -> list[tuple[int, int]]:
 
 
 def counts_up(names: list[str]) -> bool:
-    """Whether naturally sorted names are numbered as those of a walk with a camera are."""
     parts = [re.fullmatch(r"(.*?)([0-9]+)([^0-9]*)", name) for name in names]
     pairs = [(one, two) for one, two in pairwise(parts) if one and two and (one[1], one[3]) == (two[1], two[3])]
     return sum(int(two[2]) - int(one[2]) <= STEP for one, two in pairs) >= ORDERED * (len(names) - 1)
@@ -159,13 +154,13 @@ def read_header(folder: Path, name: str) -> Photo:
     lens, says = [header.width, header.height], ""
     try:
         with Image.open(file, formats=FORMATS) as image:
-            if image.format != "PNG" or "exif" in image.info:  # or else Pillow would decode it to look further
+            if image.format != "PNG" or "exif" in image.info:  # or else Pillow decodes it
                 says = said_of_panorama(image.info.get("xmp", b""))
                 exif = image.getexif()
                 details = exif.get_ifd(EXIF_IFD)
                 values = exif.get(MODEL), details.get(FOCAL), details.get(FOCAL_35MM)
                 lens += [str(value) for value in values if value]
-    except Exception:  # Pillow raises nearly anything for a broken EXIF; without one the size alone tells lenses apart
+    except Exception:  # Pillow raises nearly anything for a broken EXIF
         pass
     is_map = header.bits == 16 or MAPS.fullmatch(file.stem) is not None
     return Photo(name, file.stat().st_size, tuple(lens), header.turn != 1, is_map, says)

@@ -10,7 +10,7 @@ import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.lens_models import MODELS
-from nerfkit.data.capture import Capture, Points
+from nerfkit.data.capture import Capture
 from nerfkit.data.readers.colmap import TO_OPENGL, files_in
 from nerfkit.data.readers.colmap.records import image_name
 from nerfkit.errors import RunError, SceneError
@@ -23,14 +23,11 @@ REMARKS = (
     "# image id, quaternion w x y z, translation, camera id, name; then 2D points: x, y, point id",
     "# point id, x, y, z, red, green, blue, error (-1: not known), track of image id and index",
 )
-UNKNOWN_PIXEL = "-1 -1"  # x and y of 2D points of which no more is known than what they see
+UNKNOWN_PIXEL = "-1 -1"  # x and y
 
 
 def write_model(folder: Path, capture: Capture) -> None:
-    """Write a capture's lenses, poses and points as a text model; raises RunError.
-
-    Camera, image and point ids count from 1. Every observation has its 2D point, whose place is not known: (-1, -1).
-    """
+    """Write a capture's lenses, poses and points as a text model, whose 2D points have no places; raises RunError."""
     for name in files_in(folder):
         if name not in FILES:
             raise RunError(f"{printable(folder / name)} is there, of another model; choose another folder")
@@ -64,25 +61,22 @@ def check_writable(capture: Capture) -> dict[Lens, int]:
 
 def _image_and_point_lines(capture: Capture, cameras: dict[Lens, int]) -> tuple[list[str], list[str]]:
     """Two lines for each image, the second of its 2D points, and one for each point."""
-    n_images, nothing = len(capture.images), np.zeros(0, np.int64)
-    points = capture.points or Points(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), nothing, nothing)
-    counts = np.bincount(points.views, minlength=n_images)
-    starts = np.cumsum(counts) - counts  # of each image's observations, image after image
-    order = np.argsort(points.views, kind="stable")
-    indices = np.empty_like(points.views)  # [T], which 2D point of its image an observation is
-    indices[order] = np.arange(len(order)) - np.repeat(starts, counts)
-    point_ids = np.repeat(np.arange(1, len(points.positions) + 1), points.track_lengths)[order]
+    seen: list[list[int]] = [[] for _ in capture.images]  # ids of points
+    point_lines, points = [], capture.points
+    rows = ()
+    if points is not None:
+        tracks = np.split(points.views, np.cumsum(points.track_lengths)[:-1])
+        rows = zip(points.positions.tolist(), points.colors.tolist(), tracks, strict=False)
+    for point_id, (position, color, track) in enumerate(rows, 1):
+        line = f"{point_id} {_joined(position)} {_joined(color)} -1"
+        for view in track.tolist():
+            line += f" {view + 1} {len(seen[view])}"
+            seen[view].append(point_id)
+        point_lines.append(line)
     image_lines = []
-    rows = zip(capture.images, _world_to_camera(capture), np.split(point_ids, starts[1:]), strict=True)
-    for image_id, (image, pose, seen) in enumerate(rows, 1):
+    for image_id, (image, pose, ids) in enumerate(zip(capture.images, _world_to_camera(capture), seen, strict=True), 1):
         image_lines.append(f"{image_id} {_joined(pose)} {cameras[image.lens]} {image.name}")
-        image_lines.append(" ".join(f"{UNKNOWN_PIXEL} {point_id}" for point_id in seen.tolist()))
-    tracks = np.split(np.stack([points.views + 1, indices], axis=1), np.cumsum(points.track_lengths)[:-1])
-    rows = zip(points.positions.tolist(), points.colors.tolist(), tracks, strict=False)
-    point_lines = [
-        f"{point_id} {_joined(position)} {_joined(color)} -1 {_joined(track.ravel().tolist())}".rstrip()
-        for point_id, (position, color, track) in enumerate(rows, 1)
-    ]
+        image_lines.append(" ".join(f"{UNKNOWN_PIXEL} {point_id}" for point_id in ids))
     return image_lines, point_lines
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captures as JSON: `transforms.json` of nerfstudio and instant-ngp, and NeRF-synthetic's three files.
 
-The dialects differ in what k3 and k4 mean; the keys that are there tell them apart. Images that are missing are listed
-as well. Masks are named by `mask_path` (black is ignored), as `dynamic_mask_NAME.png` beside the image NAME (white is
-ignored), or with the image's name in a folder `masks` beside the images' folder (black is ignored).
+Masks are named by `mask_path` (black is ignored), as `dynamic_mask_NAME.png` beside the image NAME (white is ignored),
+or with the image's name in a folder `masks` beside the images' folder (black is ignored).
 """
 
 from __future__ import annotations
@@ -25,23 +24,7 @@ from nerfkit.data import ply
 from nerfkit.data.capture import Capture, DepthFile, Note, Points, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.readers import folders
-from nerfkit.data.readers.transforms.cameras_json import (
-    INSTANT_NGP,
-    NERFSTUDIO,
-    OF_FILE,
-    SIZE,
-    SPLITS,
-    beaten_angles,
-    frames_of,
-    is_number,
-    is_set,
-    lens_of,
-    merge_frame_keys,
-    number,
-    pose_of,
-    scale_diagnostics,
-    size_of,
-)
+from nerfkit.data.readers.transforms import cameras_json
 from nerfkit.data.readers.transforms.chosen import chosen
 from nerfkit.data.readers.transforms.pose_axes import axes_diagnostics
 from nerfkit.device import free_memory
@@ -49,7 +32,7 @@ from nerfkit.errors import SceneError
 from nerfkit.safe_io import first_of, nearest, printable
 
 MAIN = "transforms.json"
-SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
+SPLIT_FILES = {f"transforms_{split}.json": split for split in cameras_json.SPLITS}
 DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 PARSED = 32  # bytes in memory for each byte of a JSON file, about
@@ -59,8 +42,6 @@ DEPTH = {"depth_file_path": "depth_unit_scale_factor", "depth_path": "integer_de
 
 @dataclass(frozen=True)
 class _Frame:
-    """A frame of one of the files."""
-
     own: dict[str, Any]  # its values
     content: dict[str, Any]  # the file's
     file: Path
@@ -86,16 +67,8 @@ def read(folder: Path) -> Capture:
     images = _with_depth(_images(frames, masks, dialect == "nerfstudio", notes), frames, folder, notes)
     points, up = _points(content, file, notes), _up(content, file)
     notes += axes_diagnostics(printable(folder), images, points, up or (None if dialect == "transforms" else Z_UP))
-    return Capture(
-        name=folder.resolve().name,
-        format="transforms",
-        images=images,
-        points=points,
-        up=up,
-        splits=_splits(content, file, frames),
-        white_ignores=white_ignores,
-        notes=notes_of(*notes, *mask_notes),
-    )
+    name, splits, notes = folder.resolve().name, _splits(content, file, frames), notes_of(*notes, *mask_notes)
+    return Capture(name, "transforms", images, points, up, splits, white_ignores=white_ignores, notes=notes)
 
 
 def read_synthetic(folder: Path) -> Capture:
@@ -112,13 +85,12 @@ def read_synthetic(folder: Path) -> Capture:
     for frame in merged:
         if frame.split not in ("", (stated := SPLIT_FILES[frame.file.name])):
             raise SceneError(f"{frame.where}: its split is {frame.split}, but the file's {stated}; leave out one")
-        if is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
+        if cameras_json.is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
             raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
 
 
 def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
-    """What a file holds; `notes` get warnings of scales that are none."""
     needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
     if free is not None and needed > free:
         raise SceneError(f"{printable(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
@@ -126,15 +98,14 @@ def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) ->
     if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
         notes.append(f"{file.name} holds no views")
         return content
-    frames_of(content, printable(file))
-    notes += as_warnings(f"{printable(file.name)}: {line}" for line in scale_diagnostics(content))
+    cameras_json.frames_of(content, printable(file))
     return content
 
 
 def _dialect(content: dict[str, Any]) -> tuple[str, str]:
-    """Whose file it is, and a note that says by which keys."""
     keys = set(content).union(*content["frames"])
-    for_nerfstudio, for_ngp = (", ".join(sorted(keys & of)) for of in (NERFSTUDIO, INSTANT_NGP))
+    for_nerfstudio = ", ".join(sorted(keys & cameras_json.NERFSTUDIO))
+    for_ngp = ", ".join(sorted(keys & cameras_json.INSTANT_NGP))
     if for_nerfstudio:
         but = f", though {for_ngp} would be instant-ngp's" if for_ngp else ""
         return "nerfstudio", f"read as nerfstudio's, because it has {for_nerfstudio}{but}"
@@ -152,11 +123,8 @@ def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> lis
         if "file_path" not in own:
             raise SceneError(f"{where}: key 'file_path' is missing")
         path = _path_of(file.parent, own["file_path"], "file_path", where)
-        there = next(filter(os.path.exists, _candidates(path)), None)
-        if there is not None and os.path.isdir(there):
-            raise SceneError(f"{where}: 'file_path' {printable(own['file_path'])} is a folder; name an image in it")
-        name = own["file_path"].replace("\\", "/")
-        frames.append(_Frame(own, content, file, where, name, there or path, split))
+        there = next(filter(os.path.exists, _candidates(path)), path)
+        frames.append(_Frame(own, content, file, where, own["file_path"].replace("\\", "/"), there, split))
     return frames
 
 
@@ -175,7 +143,6 @@ def _with_nearest(frames: list[_Frame], folder: Path, notes: list[str | Note]) -
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Files that a frame may mean: as it is named, or with another extension."""
     stem, extension = os.path.splitext(path)
     if extension.lower() in EXTENSIONS:
         return [path, *(Path(stem + known) for known in EXTENSIONS)]
@@ -183,13 +150,11 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def _check_distinct(frames: list[_Frame]) -> None:
-    """Raise SceneError if two frames have one image."""
     first: dict[str, _Frame] = {}
     for frame in frames:
         if (before := first.setdefault(os.path.realpath(frame.path), frame)) is not frame:
-            raise SceneError(
-                f"{before.where} and {frame.where} are both of image {printable(frame.path)}; leave out one of them"
-            )
+            both = f"{before.where} and {frame.where} are both of image {printable(frame.path)}"
+            raise SceneError(f"{both}; leave out one of them")
 
 
 def _images(
@@ -197,19 +162,22 @@ def _images(
 ) -> list[PosedImage]:
     """The images of the frames, whose lenses are one object where they are equal."""
     images, lenses, beaten, angles, faults = [], {}, 0, Counter(), {}
-    all_values = [merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
-    are_stated = [bool(values.keys() & SIZE) for values in all_values]
-    headers = [None if stated else _header(frame.path) for frame, stated in zip(frames, are_stated, strict=True)]
+    all_values = [cameras_json.merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
+    headers: list[ImageHeader | None] = []
+    for frame, values in zip(frames, all_values, strict=True):
+        headers.append(None)
+        with suppress(SceneError):  # said when its pixels are read
+            headers[-1] = None if values.keys() & cameras_json.SIZE else image_header(frame.path)
     other = next(filter(None, headers), None)
     for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):
         try:
             size = _size_of(frame, values, header or other)
-            lens = lens_of(values, frame.where, *size, is_nerfstudio)
-            pose = pose_of(frame.own.get("transform_matrix"), frame.where)
+            lens = cameras_json.lens_of(values, frame.where, *size, is_nerfstudio)
+            pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
         except SceneError as error:
             faults[frame.where] = str(error)
             continue
-        angles.update(filter(None, [", ".join(beaten_angles(values, frame.where, *size))]))
+        angles.update(filter(None, [", ".join(cameras_json.beaten_angles(values, frame.where, *size))]))
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
         images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
     if faults:
@@ -236,15 +204,15 @@ def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], 
     first, notes = next(filter(None, dynamic), None), []
     if any(frame.own.get("mask_path") is not None for frame in frames):
         if first:
-            raise SceneError(
-                f"{frames[0].where}: 'mask_path' (black is ignored) and {printable(first)} (white is ignored) are "
-                "masks of two kinds; leave one of them"
-            )
+            what = f"'mask_path' (black is ignored) and {printable(first)} (white is ignored) are of two kinds"
+            raise SceneError(f"{frames[0].where}: {what}; leave one of them")
         found, kind = _named_masks(frames, folder)
     elif first:
         found, kind = dynamic, f"named {DYNAMIC}NAME.png, white is ignored"
     else:
-        inner = [_within(frame.path, folder) for frame in frames]
+        paths = [frame.path for frame in frames]
+        parts = [path.relative_to(folder).parts if folder in path.parents else (path.name,) for path in paths]
+        inner = ["/".join(of[1:] or of) for of in parts]  # 0.png of images/0.png
         in_folder, notes = folders.find_masks(folder, inner)
         found, kind = [in_folder.get(name) for name in inner], f"of the folder {folders.MASKS}, black is ignored"
     if there := sum(file is not None for file in found):
@@ -253,7 +221,6 @@ def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], 
 
 
 def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], str]:
-    """Files of `mask_path`, which all frames have to have, and words for them."""
     for frame in frames:
         if frame.own.get("mask_path") is None:
             where = f"{frame.where}: key 'mask_path' is missing"
@@ -263,10 +230,8 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
     find = partial(nearest, folders=folders.places_of(folder))
     near |= folders.nearest_of(set(named) - near.keys(), near, find)
     if not near:
-        raise SceneError(
-            f"{frames[0].where}: 'mask_path' names {printable(named[0])}, but neither that nor any other frame's mask "
-            "is there; put the masks where the file names them, or remove the key to use all pixels"
-        )
+        what = f"'mask_path' names {printable(named[0])}, but neither that nor any other frame's mask is there"
+        raise SceneError(f"{frames[0].where}: {what}; put the masks there, or remove the key to use all pixels")
     missing = [f"; missing, first: {printable(file)}" for file in named if file not in near][:1]
     return [near.get(file) for file in named], "of mask_path, black is ignored" + "".join(missing)
 
@@ -274,15 +239,16 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
 def _with_depth(
     images: list[PosedImage], frames: list[_Frame], folder: Path, notes: list[str | Note]
 ) -> list[PosedImage]:
-    """The images with their files of depth that are there, by nerfstudio's keys or instant-ngp's."""
     found, missing = [], []
     for image, frame in zip(images, frames, strict=True):
         values = frame.content | frame.own
-        if key := next((key for key in DEPTH if is_set(frame.own.get(key))), None):
+        if key := next((key for key in DEPTH if cameras_json.is_set(frame.own.get(key))), None):
             file = _path_of(folder, frame.own[key], key, frame.where)
             near = nearest(file, folders.places_of(folder))
-            unit = next((number(values, unit, frame.where, above=0) for unit in DEPTH.values() if unit in values), None)
-            image = image if near is None else replace(image, depth=DepthFile(near, unit=unit))
+            units = [
+                cameras_json.number(values, unit, frame.where, above=0) for unit in DEPTH.values() if unit in values
+            ]
+            image = image if near is None else replace(image, depth=DepthFile(near, unit=next(iter(units), None)))
             missing += [printable(file)] * (near is None)
         found.append(image)
     if missing:
@@ -290,32 +256,20 @@ def _with_depth(
     return found
 
 
-def _within(path: Path, folder: Path) -> str:
-    """The name of an image within the folder of images: 0.png of images/0.png."""
-    try:
-        parts = path.relative_to(folder).parts
-    except ValueError:  # elsewhere
-        return path.name
-    return "/".join(parts[1:] or parts)
-
-
 def _path_of(folder: Path, name: Any, key: str, where: str) -> Path:
     """The path of the file `name`, with either slash between folders, as the value of a key."""
-    if not isinstance(name, str) or not name:
-        raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}")
-    return Path(os.path.join(folder, folders.native(name.replace("\\", "/"), f"{where}: '{key}'")))
-
-
-def _header(path: Path) -> ImageHeader | None:
-    """An image's header, if it can be read: what is wrong with it is said when its pixels are."""
-    with suppress(SceneError):
-        return image_header(path)
+    try:
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise ValueError
+        return Path(os.path.join(folder, safe_io.native_name(name.replace("\\", "/"))))
+    except ValueError:
+        raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}") from None
 
 
 def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) -> tuple[int, int]:
     """Width and height of an image: as stated, or else as its file, or else another's, has them."""
-    if values.keys() & SIZE:
-        return size_of(values, frame.where)
+    if values.keys() & cameras_json.SIZE:
+        return cameras_json.size_of(values, frame.where)
     if header is not None:
         return header.width, header.height
     if os.path.exists(frame.path):
@@ -326,16 +280,13 @@ def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) 
 
 
 def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Points | None:
-    """Sparse points of the file that a key names, if it exists."""
-    if not is_set(name := content.get("ply_file_path")):
+    if not cameras_json.is_set(name := content.get("ply_file_path")):
         return None
     path = _path_of(file.parent, name, "ply_file_path", printable(file))
     path = nearest(path, [file.parent]) or path
     try:
         points = ply.read_points(path)
     except SceneError as error:
-        if path.suffix.lower() != ".ply" and os.path.lexists(path):
-            raise
         notes.append(f"there are no sparse points: {error}")
         return None
     notes.append(f"{len(points.positions)} sparse points from {printable(path.name)}")
@@ -347,20 +298,18 @@ def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | Non
     up = content.get("up")
     if up is None:
         return Z_UP if content.get("orientation_override") == "none" else None
-    is_vector = isinstance(up, list) and len(up) == 3 and all(map(is_number, up))
+    is_vector = isinstance(up, list) and len(up) == 3 and all(map(cameras_json.is_number, up))
     length = math.hypot(*up) if is_vector else 0.0
     if not 1e-6 < length < 1e6:
-        wanted = "a list of three numbers, not all zero"
-        raise SceneError(f"{printable(file)}: 'up' must be a direction, {wanted}, got {reprlib.repr(up)}")
+        raise SceneError(f"{printable(file)}: 'up' must be three numbers, not all zero, got {reprlib.repr(up)}")
     return tuple(value / length for value in up)
 
 
 def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[str, list[str]]:
-    """Names of images by split, where keys of the file list them, or those of frames say so."""
     splits: dict[str, list[str]] = {}
     known = {posixpath.normpath(frame.name): frame.name for frame in frames}
     split_of: dict[str, str] = {}
-    for split in SPLITS:
+    for split in cameras_json.SPLITS:
         names, where = content.get(f"{split}_filenames"), f"{printable(file)}: '{split}_filenames'"
         if names is None:
             continue
@@ -375,7 +324,7 @@ def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[s
     if of_frames := {frame.name: frame.split for frame in frames if frame.split}:
         if splits:
             raise SceneError(f"{printable(file)}: keys of frames say their splits, and lists of names; leave out one")
-        split_of, splits = of_frames, {split: [] for split in SPLITS if split in of_frames.values()}
+        split_of, splits = of_frames, {split: [] for split in cameras_json.SPLITS if split in of_frames.values()}
     for name, split in sorted(split_of.items()):
         splits[split].append(name)
     return splits
@@ -387,13 +336,10 @@ def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) ->
     listed = [frame for of_file in frames.values() for frame in of_file]
     for frame in listed:
         before = merged.setdefault(frame.name, frame)
-        if before is frame:
-            continue
-        if before.file == frame.file or SPLIT_FILES[before.file.name] == "train":
+        one, other = ([of.own, *map(of.content.get, cameras_json.OF_FILE)] for of in (before, frame))
+        may_share = before.file != frame.file and SPLIT_FILES[before.file.name] != "train" and one == other
+        if before is not frame and not may_share:
             raise SceneError(f"{before.where} and {frame.where} are both of {printable(frame.name)}; leave out one")
-        one, other = ([of.own, *map(of.content.get, OF_FILE)] for of in (before, frame))
-        if one != other:
-            raise SceneError(f"{before.where} and {frame.where} differ, but are both of {printable(frame.name)}")
     if shared := len(listed) - len(merged):
         notes.append(f"val and test share {shared} images")
     ordered = [merged[name] for name in sorted(merged)]

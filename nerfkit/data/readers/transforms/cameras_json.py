@@ -40,7 +40,6 @@ FOCALS, SIZE = (*FOCAL["x"], *FOCAL["y"]), ("w", "h")  # families of intrinsics
 ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
 LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
-SCALES = {"applied_scale", "aabb_scale", "scale", "offset"}
 RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
 ARIA = "RAD_TAN_THIN_PRISM_FISHEYE"  # which nerfstudio calls FISHEYE624, all coefficients in distortion_params
 PANORAMA = "EQUIRECTANGULAR"
@@ -49,7 +48,7 @@ NAMED_MODELS = {  # nerfstudio's names -> ours
     for name in ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE", PANORAMA)
 } | {"FISHEYE624": ARIA}
 UNDISTORT = "undistort the images to a pinhole camera first"
-REFUSED = {  # keys of what is no such lens, or no fixed one, or changes the pixels, with advice
+REFUSED = {  # keys that are not supported, with advice
     **dict.fromkeys(("fisheye", "b1", "b2", "skew"), UNDISTORT),
     **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
     **dict.fromkeys(("ortho", "orthographic", "ortho_scale"), "give images of a perspective camera"),
@@ -89,25 +88,17 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform | None = None) -> Cameras:
-    """Pinhole cameras of a transforms file, whose "w" and "h" are the size of each image that has none of its own.
-
-    They are in the file's frame, or in the model's where `transform` leads there.
-    """
-    frames = frames_of(content, printable(file))
-    if "w" not in content or "h" not in content:
-        raise SceneError(f"{printable(file)}: keys 'w' and 'h' (image size in pixels) are missing")
+    """Pinhole cameras of a transforms file, in the file's frame, or the model's where `transform` leads there."""
     size_of(content, printable(file))
     poses, lenses = [], []
-    for index, entry in enumerate(frames):
+    for index, entry in enumerate(frames_of(content, printable(file))):
         where = f"{printable(file)}: frame {index}"
         poses.append(pose_of(entry.get("transform_matrix"), where))
         values = merge_frame_keys(content, entry, where)
         lenses.append(lens_of(values, where, *size_of(values, where)))
         if not lenses[-1].is_pinhole:
-            raise SceneError(
-                f"{where}: camera_model {lenses[-1].model} cannot be rendered, only pinholes can; leave camera_model "
-                "and its coefficients out of the file"
-            )
+            what = f"{where}: camera_model {lenses[-1].model} cannot be rendered, only pinholes can"
+            raise SceneError(f"{what}; leave it and its coefficients out of the file")
     poses = np.stack(poses) if transform is None else transform.to_model(np.stack(poses))
     return Cameras.from_lenses(torch.tensor(poses, dtype=torch.float32), lenses)
 
@@ -119,13 +110,12 @@ def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
         pose = torch.cat([cameras.camera_to_world[index].double(), torch.tensor([[0.0, 0, 0, 1]]).double()])
         (fl_x, fl_y), (cx, cy) = focal[index].tolist(), cameras.center[index].tolist()
         width, height = cameras.size(index)
-        size = {} if same else {"w": width, "h": height}
-        of_view = cameras.lenses[index] if cameras.lenses else None
-        lens = {"lens": asdict(of_view) | {"params": list(of_view.params)}} if of_view else {}
-        frames.append(
-            {"file_path": name, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, **size, **lens,
-             "transform_matrix": pose.tolist()}
-        )  # fmt: skip
+        own = {} if same else {"w": width, "h": height}
+        if cameras.lenses:
+            lens = cameras.lenses[index]
+            own["lens"] = asdict(lens) | {"params": list(lens.params)}
+        intrinsics = {"fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy}
+        frames.append({"file_path": name, **intrinsics, **own, "transform_matrix": pose.tolist()})
     width, height = cameras.size(0)
     return {"w": width, "h": height, "frames": frames}
 
@@ -133,20 +123,6 @@ def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
 def unused_keys(content: dict[str, Any]) -> list[str]:
     """Keys of the file and its frames that nothing is known of."""
     return sorted(set().union(content, *content["frames"]) - KNOWN)
-
-
-def scale_diagnostics(content: dict[str, Any]) -> list[str]:
-    """Lines on the keys of a file that scale or move the scene for another program, where these are no such numbers."""
-    lines = []
-    for key in sorted(SCALES & content.keys()):
-        numbers = content[key] if isinstance(content[key], list) and key == "offset" else [content[key]]
-        least, wanted = (-math.inf, "three numbers") if key == "offset" else (0, "a number above 0")
-        if not numbers or not all(is_number(value) and least < value < math.inf for value in numbers):
-            lines.append(
-                f"'{key}' should be {wanted}, got {printable(reprlib.repr(content[key]))}; poses are taken as they "
-                "stand: correct the key, or leave it out"
-            )
-    return lines
 
 
 def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
@@ -164,23 +140,18 @@ def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
 
 def pose_of(matrix: Any, where: str) -> np.ndarray:
     """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
-    sizes = [len(row) if isinstance(row, list) else None for row in matrix] if isinstance(matrix, list) else [None]
+    sizes = [len(row) if isinstance(row, list) else 0 for row in matrix] if isinstance(matrix, list) else []
     if sizes not in ([4] * 3, [4] * 4):
-        got = reprlib.repr(matrix) if None in sizes else f"{len(sizes)} rows of {reprlib.repr(sizes)} values"
-        missing = ": it is missing" if matrix is None else ""
-        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}{missing}")
+        got = "nothing: it is missing" if matrix is None else f"{len(sizes)} rows of {reprlib.repr(sizes)} values"
+        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}")
     for value in (value for row in matrix for value in row):
         if not is_number(value) or not abs(value) <= COORDINATE_LIMIT:  # nor is NaN
-            raise SceneError(
-                f"{where}: the values of transform_matrix must be finite numbers, at most {COORDINATE_LIMIT:g}, got "
-                f"{reprlib.repr(value)}; leave the frame out, or, if others are as large, subtract one point from all"
-            )
+            wanted = f"must be finite numbers, at most {COORDINATE_LIMIT:g}"
+            raise SceneError(f"{where}: the values of transform_matrix {wanted}, got {reprlib.repr(value)}")
     pose = np.array(matrix, dtype=np.float64)
     if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
-        raise SceneError(
-            f"{where}: the last row of transform_matrix is {pose[3].tolist()} instead of [0, 0, 0, 1]; "
-            "is the matrix transposed?"
-        )
+        got = f"{pose[3].tolist()} instead of [0, 0, 0, 1]; is the matrix transposed?"
+        raise SceneError(f"{where}: the last row of transform_matrix is {got}")
     check_rotation(pose[:3, :3], where)
     return pose[:3]
 
@@ -192,10 +163,8 @@ def merge_frame_keys(content: dict[str, Any], frame: dict[str, Any], where: str)
     given += [key for key in ("camera_model", "is_fisheye") if key in frame and frame[key] != content.get(key)]
     inherited = [key for key in coefficients if key not in frame and is_set(content.get(key))]
     if given and inherited:
-        raise SceneError(
-            f"{where}: the frame gives {', '.join(given)}, but {', '.join(inherited)} only the file; "
-            "give the frame all coefficients of its lens"
-        )
+        what = f"the frame gives {', '.join(given)}, but {', '.join(inherited)} only the file"
+        raise SceneError(f"{where}: {what}; give the frame all coefficients of its lens")
     replaced = [key for family in (FOCALS, SIZE) if any(key in frame for key in family) for key in family]
     return {key: content[key] for key in OF_FILE if key in content and key not in replaced} | frame
 
@@ -240,7 +209,6 @@ def _panorama_keys(width: int, height: int) -> dict[str, float]:
 
 
 def _panorama(values: dict[str, Any], where: str, width: int, height: int) -> Lens:
-    """The lens of whole panoramas; what else their keys say is refused."""
     for key, wanted in _panorama_keys(width, height).items():
         if key in values and abs(number(values, key, where) - wanted) > ANGLE_TOLERANCE * wanted:
             what = f"'{key}' of {width}x{height} panoramas must be {wanted:g}, got {values[key]:g}"
@@ -260,10 +228,8 @@ def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfs
     model = other if named is None else NAMED_MODELS[named]
     if model == "OPENCV" and (powers := [f"'{key}'" for key in ("k3", "k4") if key in terms]):
         if named is None and not is_nerfstudio and not values.keys() & {"p1", "p2"}:  # which no fisheye has
-            raise SceneError(
-                f"{where}: {' and '.join(powers)} without 'camera_model' can mean several lenses; give camera_model "
-                "OPENCV (powers 6 and 8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
-            )
+            what = f"{' and '.join(powers)} without 'camera_model' can mean several lenses"
+            raise SceneError(f"{where}: {what}; give camera_model OPENCV (as nerfstudio has it) or OPENCV_FISHEYE")
         model = RADIAL4
     own = [name for name in MODELS[model].names if name[0] in "kps"]
     if unknown := [key for key in terms if key not in own]:
@@ -273,7 +239,6 @@ def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfs
 
 
 def _coefficients(values: dict[str, Any], where: str) -> dict[str, float]:
-    """Coefficients of distortion by key, from the list or one by one."""
     terms, listed = {key: values[key] for key in DISTORTION if key in values}, values.get("distortion_params")
     names = MODELS[ARIA].names[4:] if values.get("camera_model") == "FISHEYE624" else LISTED
     if listed is not None and (not isinstance(listed, list) or len(listed) != len(names)):
@@ -292,28 +257,22 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
     values = {key: value for key, value in values.items() if key not in beaten}
     if "fl_x" in values:
         values = {"fl_y": values["fl_x"]} | values
-    fx = _focal(values, where, "x", width)
+    fx, fy = _focal(values, where, "x", width), _focal(values, where, "y", height)
     if fx is None:
         raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
-    fy = _focal(values, where, "y", height) or fx
     cx, cy = (number(values, k, where) if k in values else n / 2 for k, n in (("cx", width), ("cy", height)))
     if "w" not in values and not (0 <= cx <= width and 0 <= cy <= height):
-        raise SceneError(
-            f"{where}: the principal point ({cx:g}, {cy:g}) lies outside of {width}x{height} images; "
-            "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
-        )
-    return {"fx": fx, "fy": fy, "cx": cx, "cy": cy}
+        what = f"the principal point ({cx:g}, {cy:g}) lies outside of {width}x{height} images"
+        raise SceneError(f"{where}: {what}; if 'cx' and 'cy' are of another size, give it as 'w' and 'h'")
+    return {"fx": fx, "fy": fy or fx, "cx": cx, "cy": cy}
 
 
 def beaten_angles(values: dict[str, Any], where: str, width: int, height: int) -> list[str]:
-    """Angles that contradict fl_x and fl_y, where these are of a stated size and of square pixels: Blender's angles are
-    of its sensor, not of the image."""
-    if not {"fl_x", "fl_y", *SIZE} <= values.keys():
-        return []
-    fx, fy = (number(values, key, where, above=0) for key in ("fl_x", "fl_y"))
-    if abs(fx - fy) > ANGLE_TOLERANCE * fx:
-        return []
+    """Angles, such as Blender's of its sensor, that contradict fl_x and fl_y of a stated size and of square pixels."""
     found = _focal_lengths(values, where, "x", width) | _focal_lengths(values, where, "y", height)
+    fx, fy = found.get("fl_x", math.inf), found.get("fl_y", 0)
+    if not values.keys() >= set(SIZE) or abs(fx - fy) > ANGLE_TOLERANCE * fx:
+        return []
     return [key for key, focal in found.items() if abs(focal - fx) > ANGLE_TOLERANCE * fx]
 
 
@@ -335,15 +294,12 @@ def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | 
     first = next(iter(found), None)
     for key, focal in found.items():
         if abs(focal - found[first]) > ANGLE_TOLERANCE * found[first]:
-            raise SceneError(
-                f"{where}: '{first}' means a focal length of {found[first]:.6g} pixels in images of {side}, but "
-                f"'{key}' {focal:.6g}; leave out the wrong one, or give 'w' and 'h' of '{first}'"
-            )
+            what = f"'{first}' means a focal length of {found[first]:.6g} pixels, but '{key}' {focal:.6g}"
+            raise SceneError(f"{where}: {what}; leave out the wrong one, or give 'w' and 'h' of '{first}'")
     return found.get(first)
 
 
 def size_of(values: dict[str, Any], where: str) -> tuple[int, int]:
-    """The stated width and height."""
     for key in SIZE:
         value = values.get(key)
         if not is_number(value) or not 1 <= value <= SIDE_LIMIT or value != int(value):
@@ -362,7 +318,6 @@ def number(values: dict[str, Any], key: str, where: str, above: float = -1e9, be
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a JSON file is a number, which true is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

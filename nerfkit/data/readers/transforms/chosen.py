@@ -25,7 +25,7 @@ FLAGS = (  # letters of keys, and the effects of true and false
 )
 NAMED = {**{split: split for split in SPLITS}, "training": "train", "validation": "val", "eval": "test"}
 MOVES = ("time", "frametime", "timeid", "warpid")  # of scenes that do not stand still
-CLOCK = 1e6  # above that a time is that of a clock, as cameras write it, and no place in a recording
+CLOCK = 1e6  # from where a time is that of a clock
 CHOOSES = re.compile(r"(^|_)(train|test|val|split|eval|exclude|ignore|skip|enable|disable|hold_?out)d?(_|$)", re.I)
 REMOVE = "remove the frames that should not count, and the key"
 MULTIPLY = "it looks like a transform of cameras; write the poses that it gives into transform_matrix"

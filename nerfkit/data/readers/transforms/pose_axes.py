@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Poses in other axes than they are meant to be: what gives away cameras whose y and z axes are turned round.
 
-Camera-to-world matrices in OpenCV's axes (y down, z forward) are valid in OpenGL's: the cameras then look away from
-what they photographed, with their heads down. Neither is proof alone: some captures look outwards. World-to-camera
-matrices, and transposed rotations, are valid as well, but then the optical axes do not meet.
+Such cameras look away from what they photographed, with their heads down. Neither is proof alone: some captures look
+outwards. The optical axes of world-to-camera matrices, and of transposed rotations, do not meet.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from nerfkit.data.capture import Note, Points, PosedImage
-from nerfkit.data.scene_transform.rig import Rig, measure
+from nerfkit.data.scene_transform.rig import Rig, measure, seen_by
 from nerfkit.errors import SceneError
 
 ADVICE = "if these are their axes, negate columns 1 and 2 of every transform_matrix"
 FEWEST = 8  # cameras, or points, of which anything is said
-SPREAD = 0.1  # smallest eigenvalue of mean(1 - d d^T) over viewing directions d: below, they are too parallel to meet
-NEAR_FOCUS = 0.3  # distance of the axes from their common point, by that of the cameras, in the mean
-IN_FRONT, NEAR_AXES, BETTER = 0.95, 0.1, 3.0  # of poses read otherwise: looking at a point, hitting it, so much better
+SPREAD = 0.1  # least eigenvalue of mean(1 - d d^T) of viewing directions d that meet
+NEAR_FOCUS = 0.3  # of the axes from their common point, by the cameras' distance
+IN_FRONT, NEAR_AXES, BETTER = 0.95, 0.1, 3.0  # of poses read otherwise
 SAMPLED = 64, 2048  # cameras and points that are projected
+TO_OPENCV = np.array([1.0, -1, -1, 1])  # of the columns of a pose
 MORE = 4  # times as many points as are seen
 
 
@@ -32,7 +32,10 @@ def axes_diagnostics(
     opencv = "the poses look like OpenCV axes"
     poses = np.stack([image.camera_to_world for image in images])  # [V, 3, 4]
     if points is not None and len(points.positions) >= FEWEST:
-        seen, turned = _points_seen(images, points.positions)
+        some = points.positions[:: -(-len(points.positions) // SAMPLED[1])]
+        probes = [(image.camera_to_world, image.lens) for image in images[:: -(-len(images) // SAMPLED[0])]]
+        seen = sum(len(seen_by(some, pose, lens)) for pose, lens in probes)
+        turned = sum(len(seen_by(some, pose * TO_OPENCV, lens)) for pose, lens in probes)
         if turned > MORE * seen and turned >= FEWEST:
             cause = f"{turned} of the sparse points projected lie in the images if they are, {seen} as they stand"
             raise SceneError(f"{where}: {opencv}: {cause}; {ADVICE}, or give points of the same frame")
@@ -45,7 +48,7 @@ def axes_diagnostics(
     meet = rig.focus is not None and rig.miss < NEAR_FOCUS and np.linalg.eigvalsh(across)[0] >= SPREAD
     looks_away = meet and rig.in_front < 1 - IN_FRONT
     is_upside_down = up is not None and (poses[:, :, 1] @ np.array(up)).mean() < -0.5 * np.linalg.norm(up)
-    is_upright = up is not None and poses[:, 2, 1].mean() > 0.5  # along z, which is up in the formats that state one
+    is_upright = up is not None and poses[:, 2, 1].mean() > 0.5  # along z
     away = "the cameras look away from the point where their axes meet"
     if looks_away and is_upside_down:
         raise SceneError(f"{where}: {opencv}: {away}, and stand upside down; {ADVICE}, or else give the world's 'up'")
@@ -71,21 +74,6 @@ def _meets_better(rig: Rig) -> str | None:
             continue
         if rig.focus is None or rig.in_front < 0.5 or rig.miss > BETTER * there.miss:
             return (
-                f"{words}: read so, the cameras' axes miss their common point by {there.miss:.2f} of its distance and "
-                f"{there.in_front:.0%} have it in front, as they stand by {rig.miss:.2f} and {rig.in_front:.0%}"
+                f"{words}: read so, axes miss their common point by {there.miss:.2f}, as they stand by {rig.miss:.2f}"
             )
     return None
-
-
-def _points_seen(images: list[PosedImage], points: np.ndarray) -> tuple[int, int]:
-    """How many pairs of points and images there are, without distortion; then with the y and z axes turned round."""
-    points = points[:: -(-len(points) // SAMPLED[1])]
-    seen = turned = 0
-    for image in images[:: -(-len(images) // SAMPLED[0])]:
-        lens, pose = image.lens, image.camera_to_world
-        local = (points - pose[:, 3]) @ pose[:, :3]  # [P, 3], OpenGL axes
-        sides = np.array([lens.width, lens.height]) / lens.params[0]
-        inside = (2 * np.abs(local[:, :2]) < sides * np.abs(local[:, 2:])).all(axis=1)
-        is_before = local[:, 2] < 0
-        seen, turned = seen + int((inside & is_before).sum()), turned + int((inside & ~is_before).sum())
-    return seen, turned

@@ -10,33 +10,19 @@ from typing import Any
 
 from nerfkit.data import ply
 from nerfkit.data.capture import Capture
-from nerfkit.data.readers.transforms.cameras_json import LISTED, SPLITS, keys_of
+from nerfkit.data.readers.transforms.cameras_json import SPLITS, keys_of
 from nerfkit.errors import SceneError
 from nerfkit.files import atomic_write
 from nerfkit.safe_io import printable
 
-FAMILIES = (
-    ("camera_model", "distortion_params", *LISTED),
-    ("w", "h"),
-    ("fl_x", "fl_y"),
-    ("cx",),
-    ("cy",),
-)  # keys that frames give together
-
 
 def write_transforms(file: Path, capture: Capture) -> None:
-    """Write poses, lenses, masks, splits, up and points, these as a PLY file beside `file`.
-
-    Images are named from the file's folder; one that lies there under its own name keeps it. Bounds and which image
-    sees which point are not in the format. Raises SceneError naming what cannot be said in it.
-    """
+    """Write poses, lenses, masks, splits, up and points, these as a PLY file beside `file`; images are named from its
+    folder. Raises SceneError naming what cannot be said in the format."""
     lenses = check_writable(capture)
     names = {image.name: path_from(file.parent, image.file, image.name) for image in capture.images}
-    content: dict[str, Any] = {}
-    for family in FAMILIES:  # those that all frames share
-        if all([keys.get(key) for key in family] == [lenses[0].get(key) for key in family] for keys in lenses):
-            content |= {key: lenses[0][key] for key in family if key in lenses[0]}
-    common = set(content)
+    is_shared = all(keys == lenses[0] for keys in lenses)
+    content: dict[str, Any] = lenses[0] if is_shared else {}
     if capture.up is not None:
         content["up"] = list(capture.up)
     if capture.points is not None:
@@ -47,7 +33,7 @@ def write_transforms(file: Path, capture: Capture) -> None:
         content[f"{split}_filenames"] = [names[name] for name in listed]
     frames = []
     for image, keys in zip(capture.images, lenses, strict=True):
-        own = {key: value for key, value in keys.items() if key not in common}
+        own = {} if is_shared else keys
         mask = {} if image.mask is None else {"mask_path": path_from(file.parent, image.mask, "")}
         pose = [*image.camera_to_world.tolist(), [0.0, 0.0, 0.0, 1.0]]
         frames.append({"file_path": names[image.name], **mask, **own, "transform_matrix": pose})
@@ -60,14 +46,10 @@ def check_writable(capture: Capture) -> list[dict[str, Any]]:
     if not images:
         raise SceneError(f"{where} has no images to write")
     without = [image.name for image in images if image.mask is None]
-    if len(without) < len(images):
-        if capture.white_ignores:
-            ignored = "has masks whose white pixels are ignored, but in the format black ones are"
-            raise SceneError(f"{where} {ignored}; write inverted masks")
-        if without:
-            raise SceneError(
-                f"image {printable(without[0])} has no mask, but others have; the format needs all or none"
-            )
+    if len(without) < len(images) and capture.white_ignores:
+        raise SceneError(f"{where}: white pixels of its masks are ignored, in the format black ones; invert the masks")
+    if 0 < len(without) < len(images):
+        raise SceneError(f"image {printable(without[0])} has no mask, but others have; the format needs all or none")
     if unknown := capture.splits.keys() - set(SPLITS):
         raise SceneError(f"split {printable(min(unknown))} cannot be written; known: {', '.join(SPLITS)}")
     lenses = [keys_of(image.lens, f"image {printable(image.name)}") for image in images]
