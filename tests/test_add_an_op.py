@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/add_an_op.md does what it says: its files are written out as they stand, compiled and run."""
+"""docs/ops.md, "An op of your own", does what it says: its files are written out as they stand, compiled and run."""
 
 import os
 import re
@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.M | 
 def folder(tmp_path_factory) -> Path:
     """The page's files."""
     path = tmp_path_factory.mktemp("three_x")
-    for block in BLOCK.finditer((ROOT / "docs" / "add_an_op.md").read_text()):
+    for block in BLOCK.finditer((ROOT / "docs" / "ops.md").read_text()):
         (path / block["name"]).write_text(block["text"])
     return path
 

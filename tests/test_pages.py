@@ -3,6 +3,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import itertools
 import re
 import shlex
@@ -21,6 +22,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.transforms.cameras_json import NAMED_MODELS
+from nerfkit.limits import OPS
 from scripts import bench_ops, bench_train, bench_viewer, counters, measure, sweep
 from tests import posed_captures as posed
 from tests.naming import assert_names
@@ -30,11 +32,30 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=str)
 CODE = re.compile(r"^```(\w*)\n(.*?)^```|(?<!`)`([^`\n]+)`(?!`)|^    (\S.*)$", re.S | re.M)
 
 
-def test_the_modules_page_runs():
-    names: dict = {}
-    for code in re.findall(r"```python\n(.*?)```", Path("docs/nn.md").read_text(), re.S):
+def blocks(page: str) -> list[str]:
+    """Python of a page, without the files that its reader is to write."""
+    return re.findall(r"(?<!`:\n\n)^```python\n(.*?)^```", Path(page).read_text(), re.S | re.M)
+
+
+def test_each_op_equals_the_pytorch_beside_it():
+    torch.manual_seed(0)
+    names, compared = {}, 0
+    for code in blocks("docs/ops.md"):
         exec(code, names)
+        if "equal" in names:
+            assert torch.allclose(names.pop("found"), names.pop("equal"), atol=1e-5), code
+            compared += 1
+    assert compared == len(OPS) - 1, "all but render_rays, which is the chain of the others"
     assert names["features"].shape == (1000, 16)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_op_is_there_with_its_arguments(name: str):
+    parameters = inspect.signature(getattr(nerfkit.ops, name)).parameters.values()
+    wanted = ["*" * (p.kind is p.VAR_POSITIONAL) + p.name for p in parameters if p.default is p.empty]
+    wanted += ["..."] * any(p.default is not p.empty for p in parameters)
+    page = Path("docs/ops.md").read_text().replace("\n", " ")
+    assert f"`{name}({', '.join(wanted)})`" in page
 
 
 def test_the_readme_runs():
@@ -43,6 +64,7 @@ def test_the_readme_runs():
     names: dict = {}
     exec(code.replace("steps, config.ops.backend = 20", "steps, config.ops.backend = 2"), names)
     assert names["rendering"].color.shape == (2500, 3) and set(names["trainer"].backends().values()) == {"torch"}
+    assert names["features"].shape == (1000, 16)
     targets = set(re.findall(r"^([\w-]+):", Path("Makefile").read_text(), re.M))
     assert {"demo", "test"} <= set(re.findall(r"^    make ([\w-]+)", text, re.M)) <= targets
 
@@ -129,7 +151,7 @@ def check_command(line: str, where: str) -> None:
 
 
 def test_the_table_of_lenses_is_what_readers_read(tmp_path: Path):
-    lines = Path("docs/captures.md").read_text().splitlines()
+    lines = Path("docs/photos.md").read_text().splitlines()
     rows = {line.split(" | ")[0].strip("| ").lower(): line for line in lines}
     lenses = [Lens("PINHOLE", (focal, focal + 2, 12, 10), *posed.SIZE) for focal in (40, 30)]
     for format, write in posed.WRITERS.items():
@@ -144,11 +166,13 @@ def test_the_table_of_lenses_is_what_readers_read(tmp_path: Path):
 
 
 def test_the_table_of_stages_is_that_of_the_models():
-    page, scenes = Path("docs/ray_context.md").read_text(), {"box": "object", "contracted": "unbounded place"}
+    scenes = {"box": "object", "contracted": "unbounded place"}
+    rows = ["| scene | size | feature grid | depthwise convolution | LLTM |", "|---|---|---|---|---|"]
     for (kind, scene), size in itertools.product(scenes.items(), ("small", "large")):
         given = nerfkit.Config(size=size, sampling=config.SamplingConfig(kind=kind)).resolved()
         with torch.device("meta"):
             model = nerfkit.Renderer(given)
         on = ("off" if stage is None else "on" for stage in (model.grid, model.encoder, model.aggregator))
-        row = f"| {' | '.join([scene, size, *on])} |"
-        assert row in page and page.count(f"| {scene} | {size} |") == 1, row
+        rows.append(f"| {' | '.join([scene, size, *on])} |")
+    table = "\n".join(rows)
+    assert f"\n{table}\n\n" in Path("README.md").read_text(), f"the table in the README should be\n{table}"

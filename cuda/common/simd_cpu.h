@@ -68,8 +68,7 @@ HD void store(T* to, SimdVec<acc_t<T>> pack, int n = LANES) {
 }
 
 // Streaming (non-temporal) stores bypass the caches, which would else read each line before it is written. Worth it for
-// a call that moves so many bytes that the caches keep little of the results until they are read; measured,
-// docs/kernels.md.
+// a call that moves so many bytes that the caches keep little of the results until they are read; measured.
 constexpr int64_t STREAMING_BYTES = 32 << 20;
 
 inline bool use_streaming_stores(const void* results, int64_t moved) {

@@ -16,9 +16,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 API = {
-    "nerfkit": "The names of the package itself. How they are used together: [nerfkit from Python](../python.md).",
+    "nerfkit": "The names of the package itself. How they are used together: [Python](../python.md).",
     "ops": "Functions on tensors, each with a definition in PyTorch and kernels in C++ and CUDA.",
-    "nn": "The ops as modules. Examples: [nn.md](../nn.md).",
+    "nn": "The ops as modules. Examples: [Ops](../ops.md#as-modules).",
 }
 
 

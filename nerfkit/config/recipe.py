@@ -151,7 +151,7 @@ BASE: Recipe = {
     "eval.split": (("test", OTHERWISE),),
 }  # fmt: skip
 
-# Of the radiance field, nerfkit.Renderer: docs/benchmarks.md, docs/captures.md. Beside the encoder the LLTM pays on
+# Of the radiance field, nerfkit.Renderer: docs/how_it_works.md. Beside the encoder the LLTM pays on
 # objects and in small models, and not in unbounded space. A thin haze gets no gradient where it is not rendered, so
 # distortion is on in boxes, as well.
 FIELD: Recipe = BASE | {

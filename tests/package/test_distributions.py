@@ -100,7 +100,7 @@ def test_an_installation_has_every_fused_op_and_trains_and_renders(installed, tm
 def test_an_installation_builds_ones_own_op(installed, tmp_path: Path):
     if not shutil.which("ninja"):
         pytest.skip("needs ninja")
-    for block in BLOCK.finditer((ROOT / "docs" / "add_an_op.md").read_text()):
+    for block in BLOCK.finditer((ROOT / "docs" / "ops.md").read_text()):
         (tmp_path / block["name"]).write_text(block["text"])
     said = installed.run("python", "check.py", folder=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "built"))
     assert "all checks passed" in said
