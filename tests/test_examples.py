@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of examples/ run as they say, on a small capture; a run goes on, and is drawn, without its scene."""
 
+import json
 import runpy
 import shutil
 import sys
@@ -16,7 +17,7 @@ from nerfkit.training.run import checkpoint
 from tests.camera_layouts import ring
 from tests.naming import raises_mentioning
 from tests.posed_captures import write_capture
-from tests.processes import ROOT, call
+from tests.processes import ROOT, call, call_process
 from tests.trainers import make_trainer
 
 EXAMPLES = ROOT / "examples"
@@ -54,6 +55,18 @@ def test_own_loss_and_grid_only(capture, monkeypatch, capsys):
     out = program("own_loss.py", monkeypatch, capsys, capture, 2)
     assert "loss.l1" in out and "loss.distortion" in out and "psnr" in out
     assert float(program("grid_only.py", monkeypatch, capsys).split()[2]) < 0.02
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(monkeypatch):
+    """In a new process, as Jupyter does; it is kept without outputs."""
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    cells = json.loads((EXAMPLES / "demo.ipynb").read_text())["cells"]
+    cells = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in cells)
+    check = "assert psnr > 20 and difference < 0.01 and torch.allclose(weights, line_of_pytorch)"
+    call_process("-c", "\n".join(["".join(cell["source"]) for cell in cells] + [check]), folder=EXAMPLES)
 
 
 @pytest.mark.slow
