@@ -19,7 +19,7 @@ from nerfkit.config.files import read_toml
 from nerfkit.errors import RunError
 from nerfkit.safe_io import missing_hint, printable, read_json, read_regular
 
-RUN_FORMAT = 1  # of all files of a run, in its scene.json: another one where this nerfkit cannot read what they hold
+RUN_FORMAT = 1  # of all files of a run, in its scene.json; frozen: every nerfkit from 0.2.0 on reads it
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
