@@ -170,7 +170,7 @@ def test_reduced_images_stand_in_for_missing_ones(tmp_path, smaller: tuple[int, 
 
 
 LEFT = np.arange(posed.WIDTH)[None].repeat(posed.HEIGHT, 0) < 10
-ORRERY = Path(__file__).parents[1] / "data" / "orrery"
+DEMO = Path(__file__).parents[1] / "data" / "demo"
 
 
 def rgba(index: int, alpha: np.ndarray | int) -> np.ndarray:
@@ -315,7 +315,7 @@ def test_a_box_of_points_on_a_part_of_an_object_is_not_that_of_the_object(tmp_pa
 
 
 def test_what_ships_keeps_the_usual_box():
-    assert load_scene(str(ORRERY), downscale=4).transform.scale == 1
+    assert load_scene(str(DEMO)).transform.scale == 1
 
 
 def test_depth_and_masks_beside_photos_are_none(tmp_path, capsys):

@@ -26,6 +26,7 @@ from tests.camera_layouts import grid, ring
 from tests.naming import raises_mentioning
 from tests.posed_captures import SMALL, write_capture
 from tests.processes import call, run_main
+from tests.test_quality import needs_images_of
 
 
 def write(folder, text: str) -> str:
@@ -327,6 +328,7 @@ def test_a_box_in_unbounded_space_is_what_is_not_contracted(folder: Path):
 
 def test_the_finest_cells_of_an_object_follow_from_its_pixels():
     """Of the shipped scene, 1.25 of them a pixel, as large as the images are trained."""
+    needs_images_of(Path("data/orrery/train"))
 
     def finest(arguments: str = "") -> int:
         return options_of(Path("data/orrery"), f"--config orrery {arguments}")[0].model.max_resolution

@@ -15,8 +15,10 @@ from nerfkit.ops import dispatch
 from nerfkit.training.run import checkpoint
 from tests.camera_layouts import ring
 from tests.posed_captures import PINHOLE, colmap_in, write_capture
+from tests.test_quality import needs_images_of
 from tests.trainers import make_trainer, trained
 
+needs_cpp = pytest.mark.skipif("cpp" not in nerfkit.ops.available("march"), reason="needs the C++ ops")
 STEPS = 20
 BOX = (-4.0, -4, -4, 4, 4, 4)
 TINY = {
@@ -47,7 +49,10 @@ def scene_folder(kind: str, folder: Path) -> tuple[Path, float]:
     """A scene of that kind, and what to divide its images' size by."""
     if kind == "transforms":
         return write_capture(folder, ring(20)), 1.0
-    return (colmap_in(folder, [PINHOLE] * 20), 1.0) if kind == "colmap" else (Path("data") / kind, 8.0)
+    if kind == "colmap":
+        return colmap_in(folder, [PINHOLE] * 20), 1.0
+    needs_images_of(Path("data") / kind / ("images" if kind == "room" else "train"))
+    return Path("data") / kind, 8.0
 
 
 @pytest.mark.parametrize("kind", ["orrery", "room", "colmap", "transforms"])
@@ -97,6 +102,7 @@ def ran(monkeypatch) -> set[str]:
     return found
 
 
+@needs_cpp
 def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch):
     found = ran(monkeypatch)
     small_config.ops.backend = "torch"
@@ -113,6 +119,7 @@ def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch)
     assert found == {"torch", "cpp"}
 
 
+@needs_cpp
 def test_two_trainings_on_two_backends_at_once(small_config, device):
     small_config.device, small_config.trainer.deterministic = device, True
     small_config.model.levels = 8  # which the kernel of the networks takes

@@ -82,6 +82,7 @@ def test_all_images_are_there(name):
 
 @pytest.mark.parametrize("name, split, view", [("orrery", "train", 60), ("room", "test", 3)])
 def test_the_true_surface_is_where_ranges_end(name, split, view):
+    needs_images_of(ROOT / "data" / name / "surface.npz")
     _, visible, to_files = true_surface(ROOT / "data" / name)
     share = to_ranges(name, split, view, visible @ to_files[:3, :3].T + to_files[:3, 3])
     assert ((share - 1).abs() < 0.01).float().mean() > 0.3  # the others are hidden
