@@ -126,7 +126,7 @@ NORMALS = "property double nx\n"
     [
         (header(), BODY),
         (header().replace("\n", "\r\n"), BODY.replace(b"\n", b"\r\n")),
-        (header(before=FACES), b"3 0 1 2\n" + BODY),
+        (header(before=FACES + "comment up to end_header\n"), b"3 0 1 2\n" + BODY),
         (header(format="binary_little_endian"), BINARY),
         (header(XYZ.replace("float", "double") + NORMALS + RGB, "binary_little_endian"), DOUBLES),
     ],
@@ -155,6 +155,7 @@ BAD = {
     "text_in_a_row": (header(), BODY.replace(b"20", b"xx"), "6 numbers"),
     "color_256": (header(), BODY.replace(b"255", b"256"), "red", "255"),
     "nan": (header(), BODY.replace(b"2e1", b"nan"), "point 1", "nan"),
+    "no_format": (header().replace("format ascii 1.0\n", ""), BODY, "format", "ascii"),
 }
 
 

@@ -306,6 +306,10 @@ def export_web(run: Run, options: cli.WebOptions) -> None:
         shown = distilled(run, options.size, options.seconds)
         content = webfield.page(shown.model, seen_by, scene)
         print(f"the smaller one is a run of its own; to score it: {command_line('eval', shown.folder)}")
+        if len(content) > options.size * 1e6:
+            print(
+                f"note: its page has {len(content) / 1e6:.2f} MB, more than --size {options.size:g}; there is no smaller one"
+            )
     counts = {"bytes": len(content)}
     report(output.write({"html": content}, about(run, options, cut, unit, counts=counts)), counts)
     keep(run, options, unit)

@@ -298,6 +298,8 @@ class Inspection:
         refused, missing = [*self.errors], self.missing
         if 2 * len(missing) > len(self.found):
             refused.append(f"{self._gone()}, more than half: is their folder the right one?{beside(missing[0].file)}")
+        if len(self.ignored) == len(self.there) and min(self.ignored, default=0) == 1:
+            refused.append("the masks leave no pixel of any image; correct them, or take them away to use all pixels")
         return refused if self.splits.get("train") else [*refused, "there are no training images"]
 
     def problems(self) -> list[str]:

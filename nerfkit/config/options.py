@@ -124,7 +124,7 @@ class TrainerConfig:
     learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # learning rate after the warm-up
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # learning rate at the end
     # share of the learning rate by which the feature grid shrinks in each step
-    weight_decay: auto("trainer.weight_decay", float, 0, 100) = None
+    weight_decay: auto("trainer.weight_decay", float, 0, 10) = None
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
     # weight of the depth loss, on depth images; on sparse points if there are no depth images
     depth: auto("trainer.depth", float, 0, 100) = None

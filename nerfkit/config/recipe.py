@@ -179,6 +179,8 @@ def rule(option: str) -> str:
     '6 if size is small, else 16'
     >>> rule("model.features_per_level")
     '4 if size is small or sampling.kind is contracted, else 2'
+    >>> rule("trainer.weight_decay")
+    '0.1 if size is small, else 0.3 if sampling.kind is contracted and all cameras face one way, else 0.1'
     """
     parts = []
     for text, cases in groupby(FIELD[option], lambda case: value_text(case[0])):

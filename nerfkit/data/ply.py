@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import re
 import reprlib
 import warnings
 from pathlib import Path
@@ -46,7 +47,7 @@ class _Element(NamedTuple):
 def read_points(file: Path) -> Points:
     """The points of a PLY file, of which no image is known; gray where it has no colors."""
     content, where = read_regular(file, FILE_LIMIT, "point cloud", SceneError), printable(file)
-    mark = content.find(b"end_header", 0, HEADER_LIMIT)
+    mark = next((line.start() for line in re.finditer(rb"^end_header\s", content[:HEADER_LIMIT], re.M)), -1)
     start = content.find(b"\n", mark) + 1
     if not content.startswith(b"ply") or mark < 0 or not start:
         raise SceneError(f"{where} is no PLY file: no header from 'ply' to 'end_header' is at its start")
@@ -106,6 +107,8 @@ def _header(text: str, where: str) -> tuple[str, list[_Element]]:
             case _:
                 wanted = f"the format {' or '.join(FORMATS)}, or elements and properties"
                 raise SceneError(f"{where}: the header's line {reprlib.repr(line)} must be {wanted} of known types")
+    if not format:
+        raise SceneError(f"{where}: the header does not say its format ({' or '.join(FORMATS)})")
     return format, elements
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nerfkit.data.capture import Capture, notes_of
+from nerfkit.data.capture import Capture, Note, notes_of
 from nerfkit.data.readers import colmap
 from nerfkit.data.readers import small_formats as small
 from nerfkit.data.readers import transforms as transforms_json
@@ -58,7 +58,7 @@ def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture
             found[format] = READERS[format].read(folder)
         except SceneError as error:
             errors.append(error)
-            notes += [] if found else [f"not read as {format}: {error}"]
+            notes += [] if found else [Note("warning", f"not read as {format}: {error}")]
     if not found:
         raise errors[0]
     capture, model = next(iter(found.values())), found.get("colmap")

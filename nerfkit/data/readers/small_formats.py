@@ -74,7 +74,7 @@ def read_nsvf(folder: Path) -> Capture:
     for image in _images_in(folder, "rgb", "color", "images", "image"):
         where = folder / "pose" / f"{image.stem}.txt"
         pose = np.array(sum(_lines(where), [])) if os.path.lexists(where) else np.full(16, np.inf)
-        if not np.isfinite(pose).all():
+        if np.isinf(pose).any():
             lost.append(image.name)
             continue
         pose = numbers(pose, f"{printable(where)}: the pose", 16).reshape(4, 4)
@@ -143,10 +143,10 @@ def read_llff(folder: Path) -> Capture:
 
 def _llff_camera(row: np.ndarray, where: str) -> tuple[np.ndarray, Lens, tuple[float, float]]:
     """Camera to world [3, 4] in OpenGL axes, lens, and nearest and farthest depth, of a row [17]."""
-    down, right, back, position, (height, width, focal) = row[:15].reshape(3, 5).T
+    down, right, back, position, original = row[:15].reshape(3, 5).T
     pose = np.stack([right, -down, back, position], axis=1)
     check_rotation(pose[:, :3], f"{where}: columns 0, 1, 2 of its 3x5 matrix are the axes down, right and backwards")
-    height, width = (int(side) if side == int(side) else float(side) for side in (height, width))
+    height, width, focal = (int(x) if x == int(x) else x for x in original.tolist())
     try:
         lens = Lens("SIMPLE_PINHOLE", (focal, width / 2, height / 2), width, height)
     except SceneError as error:
@@ -211,7 +211,9 @@ def numbers(values: Any, where: str, *shape: int | None) -> np.ndarray:
     except (TypeError, ValueError):
         array = np.zeros(0)
     if len(shape) != array.ndim or any(n not in (None, side) for n, side in zip(shape, array.shape, strict=True)):
-        raise SceneError(f"{where} must be numbers of the shape {list(shape)}, got {list(array.shape)}")
+        raise SceneError(
+            f"{where} must be numbers of the shape [{', '.join(str(n or 'N') for n in shape)}], got {list(array.shape)}"
+        )
     bad = np.argwhere(~(np.abs(array) <= COORDINATE_LIMIT))  # NaN is not
     if len(bad):
         place, wanted = bad[0].tolist(), f"finite and at most {COORDINATE_LIMIT:g}"
@@ -225,7 +227,10 @@ def _posed(
     """An image with `values` fx, fy, cx, cy, of its `size`, or else of the file's, at a pose [3 or 4, 4] in OpenGL
     axes."""
     header = image_header(file) if size is None else None
-    width, height = (header.width, header.height) if header else map(int, numbers(size, f"{where}: width, height", 2))
+    sides = (header.width, header.height) if header else numbers(size, f"{where}: width, height", 2).tolist()
+    if any(side % 1 for side in sides):
+        raise SceneError(f"{where}: width and height must be whole numbers, got {sides[0]:g} and {sides[1]:g}")
+    width, height = map(int, sides)
     values = numbers(values, f"{where}: fx, fy, cx, cy", 4)
     try:
         lens = Lens("PINHOLE", tuple(values.tolist()), width, height)

@@ -74,7 +74,7 @@ def _find_model(folder: Path) -> tuple[Path, list[str]]:
         raise SceneError(f"{printable(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or itself")
     best, notes = first[0], []
     if len(first) > 1:
-        counts = {model: len(_images(model, form)) if (form := _form(model)) else 0 for model in first}
+        counts = {model: _count(model) for model in first}
         best = max(counts, key=counts.__getitem__)
         rest = first_of((f"{_short(model, folder)} {counts[model]}" for model in first if model != best), 5)
         what = f"{_short(best, folder)} is read, the one of {len(first)} models with most images"
@@ -83,6 +83,14 @@ def _find_model(folder: Path) -> tuple[Path, list[str]]:
         listed = first_of(_short(model, folder) for models in others for model in models)
         notes.append(f"{_short(best, folder)} is read; there are also models in {listed}")
     return best, notes
+
+
+def _count(model: Path) -> int:
+    """How many images a model has, 0 if it cannot be read."""
+    try:
+        return len(_images(model, form)) if (form := _form(model)) else 0
+    except SceneError:
+        return 0
 
 
 def _short(path: Path, folder: Path) -> str:

@@ -287,7 +287,7 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
     try:
         points = ply.read_points(path)
     except SceneError as error:
-        notes.append(f"there are no sparse points: {error}")
+        notes += as_warnings([f"there are no sparse points: {error}"])
         return None
     notes.append(f"{len(points.positions)} sparse points from {printable(path.name)}")
     return points if len(points.positions) else None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nerfkit.data.capture import Note, as_warnings
-from nerfkit.data.readers.transforms.cameras_json import SPLITS, is_number, unused_keys
+from nerfkit.data.readers.transforms.cameras_json import KNOWN, SPLITS, is_number, unused_keys
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
 
@@ -68,6 +69,10 @@ def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict
             diagnostics[key] = MULTIPLY
     for key, diagnostic in diagnostics.items():
         notes += as_warnings([f"'{printable(key, 40)}' is not used, but {diagnostic}"] * bool(diagnostic))
+    letters = {re.sub("[^a-z0-9]", "", known.lower()): known for known in sorted(KNOWN)}
+    for key in unused:
+        near = difflib.get_close_matches(re.sub("[^a-z0-9]", "", key.lower()), letters, 1, 0.9)
+        notes += as_warnings(f"'{printable(key, 40)}' is not used; did you mean '{letters[name]}'?" for name in near)
     if unused:
         notes.append(f"{where}: keys that are not used: {printable(', '.join(unused))}")
     kept = {index: EFFECTS[effect] for index, effect in enumerate(effects) if EFFECTS[effect] != "left out"}
