@@ -199,7 +199,7 @@ def read_marker(folder: Path, wanted: str = "") -> tuple[str, set[str]]:
     if word != "nerfkit" or not kind:
         raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
     if wanted not in ("", kind):
-        raise RunError(f"{folder} is a folder of another kind, {kind}, not {wanted}; choose another")
+        raise RunError(f"{folder} holds a {kind}, and no {wanted}; choose another folder")
     return kind, set(filter(is_name, names))
 
 

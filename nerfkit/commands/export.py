@@ -302,14 +302,12 @@ def export_web(run: Run, options: cli.WebOptions) -> None:
     if len(content) > options.size * 1e6:
         why = f"its page would have {len(content) / 1e6:.1f} MB, --size is {options.size:g}"
     if why:
-        print(f"the run's model is not the page's: {why}. It teaches a smaller one, for {options.seconds:g} s")
+        print(f"the run's model does not fit: {why}. A smaller one is trained from it, for {options.seconds:g} s")
         shown = distilled(run, options.size, options.seconds)
         content = webfield.page(shown.model, seen_by, scene)
         print(f"the smaller one is a run of its own; to score it: {command_line('eval', shown.folder)}")
         if len(content) > options.size * 1e6:
-            print(
-                f"note: its page has {len(content) / 1e6:.2f} MB, more than --size {options.size:g}; there is no smaller one"
-            )
+            print(f"note: its page has {len(content) / 1e6:.2f} MB; no model fits into --size {options.size:g}")
     counts = {"bytes": len(content)}
     report(output.write({"html": content}, about(run, options, cut, unit, counts=counts)), counts)
     keep(run, options, unit)

@@ -306,7 +306,7 @@ class Inspection:
         """What to change before training: errors first, then warnings."""
         problems = [*self.refused, *texts(self.capture.notes, "warning")]
         if 0 < 2 * len(self.missing) <= len(self.found):
-            problems.append(f"{self._gone()}: left out; to end this note, put them back, or out of the scene's file")
+            problems.append(f"{self._gone()}: left out; put them back, or remove them from the scene's file")
         problems += self.transform.warnings()
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
@@ -322,7 +322,8 @@ class Inspection:
 
     def _gone(self) -> str:
         missing = self.missing
-        return f"{len(missing)} of {len(self.found)} images are missing ({first_of([image.name for image in missing])})"
+        names, is_are = first_of([image.name for image in missing]), "is" if len(missing) == 1 else "are"
+        return f"{len(missing)} of {len(self.found)} listed images {is_are} missing ({names})"
 
     def _images(self) -> list[str]:
         files, n_missing = [file for _, file in self.there], len(self.missing)

@@ -39,7 +39,7 @@ Corners = unset(Box, "X Y Z X Y Z", "the viewer's crop, if it saved one")
 
 @dataclass
 class TrainOptions(Config):
-    """Train a radiance field from a scene, photos or a video, into a run: a folder that all other commands take."""
+    """Train a radiance field from a scene, photos or a video, into a run folder, to render, view, score or export."""
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
     # TOML files of options, or names of presets (quick, best, demo, ...); later ones override earlier ones
@@ -100,7 +100,7 @@ class ViewOptions(RunOptions):
 class EvalOptions(RunOptions):
     """Score a run on held-out views."""
 
-    split: Text = ""  # views to score, e.g. test or train (default: as in training)
+    split: Text = ""  # views to score, e.g. test or train (default: that of eval.split, usually test)
     data: Text = ""  # scene folder, if it has moved, or that of another scene to score on
     # number of views saved as truth, render and error; -1: all
     comparison_images: unset(int, "INT", "as in training", -1, 10**6) = None
@@ -148,7 +148,7 @@ class MeshOptions(GeometryOptions):
     faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit
     # side of a texture from the training images [pixels], at least 16; 0: colors of vertices
     texture: integer(0, 16384) = 0
-    # of ply and glb, with commas; with --texture: of glb and obj; default: as --out ends, or the first
+    # ply, glb or ply,glb; with --texture glb, obj or glb,obj (default: as --out ends, else the first of these)
     formats: Text = ""
 
 
@@ -180,7 +180,7 @@ class CamerasOptions(ExportOptions):
     """Export cameras, for nerfstudio and COLMAP."""
 
     split: str = "all"  # views to export: train, test, ... or all
-    # of transforms, colmap and path (a file for render --cameras), with commas; auto: all that can hold these
+    # of transforms, colmap and path (a file for render --cameras), with commas; auto: all that can hold the lenses
     formats: str = "auto"
 
 
@@ -265,7 +265,7 @@ def parsed(kind: type, command: str, arguments: list[str], default: Any = None) 
     if left:
         typed = [word.partition("=")[0] for word in left if word.startswith("-")]
         said = [f"error: there is no option {printable(option)}{meant(option, kind)}" for option in typed]
-        said = said or [f"error: the word {printable(left[0])!r} belongs to no option"]
+        said = said or [f"error: {printable(left[0])!r} is one word too many: it belongs to no option"]
         print(*said, f"nerfkit {command} --help shows all options", sep="\n", file=sys.stderr)
         sys.exit(2)
     check_values(options, "--")

@@ -154,8 +154,8 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
         was = (folder.path / PATH_FILE).read_text(encoding="utf-8", errors="replace")
     if options.resume and was not in (None, path):
         raise RunError(
-            f"{folder.path} holds frames of another path, size, crop or checkpoint; render all again without --resume, "
-            "or choose another folder with --out"
+            f"{folder.path} holds frames of another path, size, crop or checkpoint; replace them with "
+            "--overwrite instead of --resume, or choose another folder with --out"
         )
     if was != path:
         earlier = list(filter(folder.owns, folder.names - {PATH_FILE}))

@@ -60,12 +60,12 @@ class DataConfig:
     """The scene and how its images are read. It is an object if images have alpha or a box is given, else a place."""
 
     path: Text = ""  # folder of a scene or of plain photos, or a video
-    sfm_dir: Text = ""  # folder for camera poses found for photos or a video (default: that of the photos or video)
+    sfm_dir: Text = ""  # folder for camera poses found for photos or a video (default: the photos' own, VIDEO_frames)
     # scene format: auto, nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
     format: str = "auto"
     downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images, whose pixels are averaged
     masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels; ignore: not trained on; alpha: transparent
-    # distance that 1 in depth images means; 0: as the files say; if they do not: 0.001 for integers, 1 for floats
+    # what 1 in depth images is in the unit of the poses; 0: as the files say, else 0.001 of integers, 1 of floats
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None

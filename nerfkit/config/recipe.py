@@ -85,13 +85,13 @@ ALL_SIDES = Condition(
 )  # fmt: skip
 UNBOUNDED_PLACE = Condition(CONTRACTED, "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("the scene is an object", "scene", lambda facts: facts.cells is not None)
-FRAMED = Condition("it has one", "scene", lambda facts: facts.transform is not None)
+FRAMED = Condition("the scene has one", "scene", lambda facts: facts.transform is not None)
 # An object's far end, in unbounded space, is not that of its box.
 ENDS_THERE = Condition(
-    "it has one", "scene",
+    "the scene has one", "scene",
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
-TIMED = Condition("trainer.max_seconds is set", "time", lambda facts: bool(facts.config.trainer.max_seconds))
+TIMED = Condition("trainer.max_seconds is above 0", "time", lambda facts: bool(facts.config.trainer.max_seconds))
 IN_MINUTES = Condition(
     "the device is a GPU and trainer.deterministic is false", "device",
     lambda facts: facts.on_gpu and facts.config.trainer.max_seconds is None and not facts.config.trainer.deterministic,

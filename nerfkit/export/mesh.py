@@ -147,7 +147,7 @@ def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:
             bar.update(len(part))
     piece = joined(pieces)
     if not len(piece.faces):
-        raise EmptyError("there is no surface: the density is below the level everywhere; lower --level")
+        raise EmptyError("there is no surface: the opacity is below --level everywhere")
     vertices = grid.origin + grid.cell * piece.vertices
     return Mesh(vertices, piece.faces, vertex_normals(vertices, piece.faces), np.zeros(vertices.shape, dtype=np.uint8))
 

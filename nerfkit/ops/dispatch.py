@@ -79,7 +79,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     why_not, advice = None, "use --ops.backend auto"
     if wanted == "cpp" and op in GPU_ONLY:
         why_not, advice = (
-            "does not exist: on a CPU it is a chain of other ops, which nothing is missing of",
+            "is not needed: on a CPU its chain of other ops runs",
             f"leave out --ops.overrides {op} cpp",
         )
     elif (op, wanted) not in _implementations:

@@ -56,7 +56,7 @@ def _load_from(path: Path, backend: str) -> Library:
     if os.environ.get("NERFKIT_DISABLE_NATIVE") == "1":
         reason = "NERFKIT_DISABLE_NATIVE=1"
     elif not path.exists():
-        reason = f"{path.name} is not in this installation"
+        reason = "it is not in this installation"
     elif backend == "cuda" and torch.version.cuda is None:
         reason = "this torch is a CPU build"
     elif _SCHEMA.exists() and f"\nschema={schema_hash()}".encode() not in path.read_bytes():

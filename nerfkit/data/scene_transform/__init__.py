@@ -78,7 +78,7 @@ class FrameInputs:
     def describe(self) -> list[str]:
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
-            focus = f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, which axes pass by {rig.miss:.0%}"
+            focus = f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away; axes miss it by {rig.miss:.0%}"
         lines = [
             f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} (the baseline) from their mean position; "
             f"along the mean viewing direction they spread over {rig.along:.0%} of the baseline",
@@ -144,7 +144,7 @@ def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
     rig, away = inputs.rig, inputs.rig.baselines_away
     if rig.focus is None and rig.baseline > 0 and inputs.middle is not None:
         away = inputs.middle[0] / rig.baseline
-    numbers = f"dots of viewing directions {rig.low_dot:.2f} (5 % quantile), distance/baseline {away:.2f}"
+    numbers = f"cosine between viewing directions {rig.low_dot:.2f} (5 % quantile), distance/baseline {away:.2f}"
     moved = rig.focus is not None or rig.along < 0.9  # not only along parallel axes
     if rig.low_dot > FORWARD_DOT and away > FORWARD_BASELINES and moved:
         return "forward", f"{numbers}: above {FORWARD_DOT} and {FORWARD_BASELINES:g}"
@@ -313,7 +313,7 @@ def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhou
         return transform
     hull = _hull(seen, silhouettes, rig)
     if hull is None or share_of_rays(seen, hull, silhouettes) < HELD:
-        text = f"the box meets {held:.1%} of the object's rays, and alpha leads to no other; give data.box"
+        text = f"{held:.1%} of the object's rays meet the box, and alpha shows no better one; give data.box"
         return replace(transform, notes=(*transform.notes, Note("warning", text)))
     center, scale = hull.mean(0), USUAL_SIDE / np.ptp(hull, axis=0).max()
     box = scale * (hull - center)

@@ -81,9 +81,9 @@ def camera_diagnostics(images: Sequence[PosedImage], transform: SceneTransform) 
     distances = np.linalg.norm(rig.positions - np.median(rig.positions, axis=0), axis=1)  # [V]
     usual = float(np.quantile(distances, 0.9, method="lower"))
     if usual > 0 and len(far := np.flatnonzero(distances > STRAY * usual)):
-        what = f"{len(far)} of {len(images)} training cameras stand up to {distances.max():.3g} from the middle"
+        what = f"far out: {len(far)} of {len(images)} training cameras, up to {distances.max():.3g} units from the middle"
         names = first_of(images[k].name for k in far)
-        yield f"{what}, 90 % within {usual:.3g} ({names}); correct their poses, or leave the images out"
+        yield f"{what}, where 90 % are within {usual:.3g}: {names}; correct their poses, or leave the images out"
     if rig.baseline == 0:
         what = f"all {len(images)} training cameras stand at one point: nothing says how far anything is"
         yield f"{what}; move the camera between the images, or check the positions in the files"

@@ -111,7 +111,7 @@ def identity_transform(box: np.ndarray, up: tuple[float, float, float] = (0.0, 0
     near, far = 0.0, 1e10
     check_extent(1.0, near, far, box, "transform", SceneError)
     notes = notes_of(
-        "kind object: its box is stated in the coordinates of the files, which are the model's",
+        "kind object: the coordinates of the model are those of the files",
         f"box {corner_text(box)}, near {near:g}, far {far:g}",
     )
     return SceneTransform(np.eye(3), np.zeros(3), 1.0, "object", near, far, box, unit(up), notes)
