@@ -261,11 +261,12 @@ def test_masks_that_leave_nothing_are_refused(tmp_path):
         load_scene(folder).split("train").load()
 
 
-def test_masks_of_an_object_in_the_middle_are_no_mistake(tmp_path):
+def test_masks_of_an_object_in_the_middle_are_to_cut_it_out(tmp_path):
     folder, middle = written(tmp_path, posed.noise), np.zeros_like(LEFT)
     middle[4:12, 6:18] = True
     posed.masks_in(tmp_path, middle)
-    assert not image_diagnostics(load_scene(folder).split("train").load())
+    [line] = image_diagnostics(load_scene(folder).split("train").load())
+    assert_names(line, "around an object", "--data.masks alpha")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def without_poses(source: Path, data: DataConfig) -> int:
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
-    todo = {"inspect": "To find and check the poses alone, and save them in DIR", "train": "To train with them"}
+    todo = {"inspect": "To find poses alone, save them in DIR, and see a fitting size", "train": "To train with them"}
     for command, what in todo.items():
         print(f"{what}:\n  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}")
     return 0
@@ -119,6 +119,8 @@ def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
         most = math.log2(min(min(lens.width, lens.height) for lens in lenses) / LEAST_SIDE)
         downscale = 2.0 ** max(0, min(round(wanted), math.floor(most)))
     smaller = f", with images of 1/{downscale:g} of their size" * (downscale != 1)
+    if inspection.n_outlines == len(inspection.there):
+        data = replace(data, masks="alpha")
     return [
         f"To train, in about {duration(seconds)} on this machine ({device}{smaller}):",
         f"  {command_line('train', *as_options(replace(data, downscale=downscale)))}",
@@ -302,6 +304,11 @@ class Inspection:
             refused.append("the masks leave no pixel of any image; correct them, or take them away to use all pixels")
         return refused if self.splits.get("train") else [*refused, "there are no training images"]
 
+    @property
+    def n_outlines(self) -> int:
+        """Masks that outline an object."""
+        return sum(file.outlines_object for _, file in self.there)
+
     def problems(self) -> list[str]:
         """What to change before training: errors first, then warnings."""
         problems = [*self.refused, *texts(self.capture.notes, "warning")]
@@ -311,8 +318,7 @@ class Inspection:
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
             problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
-        n_outlines = sum(file.outlines_object for _, file in self.there)
-        problems += mask_diagnostics(self.ignored, n_outlines, self.capture.white_ignores)
+        problems += mask_diagnostics(self.ignored, self.n_outlines, self.capture.white_ignores)
         if 0 < (train := len(self.splits.get("train", []))) < FEW_IMAGES:
             problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
         alpha = sum(file.has_alpha for _, file in self.there)

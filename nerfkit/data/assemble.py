@@ -161,7 +161,8 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
     what = "panoramas" if all(lens.is_panorama for lens in lenses) else "images"
     sizes = format_sizes([(lens.width, lens.height) for lens in lenses])
     of_lenses = "one lens" if n_lenses == 1 else f"{n_lenses} lenses"
-    missing = f"{n_missing} more listed, but missing or broken" if n_missing else "No image is missing"
+    missing = f"{n_missing} more listed, but missing or broken (nerfkit inspect names them)"
+    missing = missing if n_missing else "No image is missing"
     train, test = (counts.get(split, 0) or "none" for split in ("train", "test"))
     return (
         f"{name}: {len(lenses)} {what} of {sizes} from {of_lenses}, {TAKEN[kind]}.",

@@ -116,14 +116,18 @@ def color_bar(colormap: str, low: float, high: float, label: str, beyond: str = 
     return torch.from_numpy(imageio.imread(content.getvalue())[..., :3]) / 255
 
 
-def comparison_image(truth: Tensor, render: Tensor, name: str, score: float) -> Tensor:
-    """Truth, render and error of a view beside a color bar; errors of 0.25 and more are the brightest. Pixels of small
-    images are drawn as squares."""
+def comparison_image(truth: Tensor, render: Tensor, name: str, score: float, counts: Tensor | None = None) -> Tensor:
+    """Truth, render and error of a view beside a color bar; errors of 0.25 and more are the brightest, pixels that do
+    not count (`counts` [H, W] bool) are gray. Pixels of small images are drawn as squares."""
     side = max(1, LEAST // max(truth.shape[:2]))
-    truth, render = (x.repeat_interleave(side, dim=0).repeat_interleave(side, dim=1) for x in (truth, render))
     error = colorize((render - truth).abs().mean(-1), 0, 0.25, "inferno")
+    share = ""
+    if counts is not None:
+        error[~counts], share = 0.5, f" of the {counts.float().mean():.0%} that count"
+    images = [x.repeat_interleave(side, dim=0).repeat_interleave(side, dim=1) for x in (truth, render, error)]
+    truth, render, error = images
     bar = color_bar("inferno", 0, 0.25, "error (1: full range)", "max", len(truth))
-    titles = f"truth\n{name}", f"render\nPSNR {score:.2f} dB", "error\n|render - truth|", ""
+    titles = f"truth\n{name}", f"render\nPSNR {score:.2f} dB{share}", "error\n|render - truth|", ""
     return beside(list(zip(titles, (truth, render, error, bar), strict=True)))
 
 

@@ -80,9 +80,9 @@ def evaluate(
     rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
     bar = tqdm(processes.shard(len(cameras)), desc="evaluating", unit="view", disable=not processes.is_first)
 
-    def compare(view: int, truth: Tensor, render: Tensor, score: float) -> tuple[str, bytes]:
+    def compare(view: int, truth: Tensor, render: Tensor, score: float, counts: Tensor | None) -> tuple[str, bytes]:
         with drawing:  # matplotlib is not made for threads
-            image = comparison_image(truth, render, printable(views.names[view], 60), score)
+            image = comparison_image(truth, render, printable(views.names[view], 60), score, counts)
         return compared[view], png_bytes(image)
 
     drawing = Lock()
@@ -99,7 +99,7 @@ def evaluate(
             if view in compared and comparisons is not None:
                 if len(drawn) == DRAWN_AT_ONCE:
                     comparisons.write(*drawn.popleft().result())
-                drawn.append(artists.submit(compare, view, truth, render, rows[-1]["psnr"]))
+                drawn.append(artists.submit(compare, view, truth, render, rows[-1]["psnr"], counts))
         for image in drawn:
             comparisons.write(*image.result())
     shares = processes.all_gather([rows, n_ignored])

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from nerfkit import ops
 from nerfkit.config import Config, ResolvedConfig, from_dict, to_dict
+from nerfkit.config.recipe import UNLIMITED
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.images.batch import ImagePool, StreamingPixels, TrainingViews
 from nerfkit.data.load import scene_of
@@ -239,8 +240,9 @@ class Trainer:
         settings = self.config.trainer
         self.agree()
         stopped = self.together.stops(self._should_stop)
+        known = None if self.last_step == UNLIMITED else self.last_step
         bar = tqdm(
-            total=self.last_step, initial=self.step, desc="training", unit="step",
+            total=known, initial=self.step, desc="training", unit="step",
             disable=not (progress_bar and self.processes.is_first),
         )  # fmt: skip
         with bar:

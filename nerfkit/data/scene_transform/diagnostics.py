@@ -42,6 +42,7 @@ SAMPLED_PIXELS = 1024  # of an image
 MAX_IMAGES = 512  # that are looked at
 DARK = 64  # of 255: no image of a set is brighter
 MASKED = 0.6  # share of pixels that masks ignore, above which they may be the wrong way
+CUT_OUT = "--data.masks alpha"
 AROUND = 0.8  # share of edges that masks of an object ignore; of the middle they leave
 
 
@@ -81,9 +82,9 @@ def camera_diagnostics(images: Sequence[PosedImage], transform: SceneTransform) 
     distances = np.linalg.norm(rig.positions - np.median(rig.positions, axis=0), axis=1)  # [V]
     usual = float(np.quantile(distances, 0.9, method="lower"))
     if usual > 0 and len(far := np.flatnonzero(distances > STRAY * usual)):
-        what = f"far out: {len(far)} of {len(images)} training cameras, up to {distances.max():.3g} units from the middle"
+        what = f"{len(far)} of {len(images)} training cameras are far out, {distances.max():.3g} units from the middle"
         names = first_of(images[k].name for k in far)
-        yield f"{what}, where 90 % are within {usual:.3g}: {names}; correct their poses, or leave the images out"
+        yield f"{what}, 90 % are within {usual:.3g} ({names}); correct their poses, or leave the images out"
     if rig.baseline == 0:
         what = f"all {len(images)} training cameras stand at one point: nothing says how far anything is"
         yield f"{what}; move the camera between the images, or check the positions in the files"
@@ -213,8 +214,10 @@ def outlines_an_object(mask: np.ndarray) -> bool:
 
 def mask_diagnostics(shares: Sequence[float], n_outlines: int, white_ignores: bool) -> list[str]:
     """Of masks, of which each ignores a share of its image's pixels, 0 to 1, and `n_outlines` outline an object."""
-    if not shares or mean(shares) <= MASKED or n_outlines >= AROUND * len(shares):
+    if not shares or mean(shares) <= MASKED:
         return []
+    what = f"masks ignore {mean(shares):.0%} of the pixels"
+    if n_outlines >= AROUND * len(shares):
+        return [f"{what}, all around an object: train with {CUT_OUT}, or there will be fog where they ignore"]
     color, opposite = ("white", "black") if white_ignores else ("black", "white")
-    what = f"masks ignore {mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant?"
-    return [f"{what} To cut an object out, which leaves nothing else, train with --data.masks alpha"]
+    return [f"{what}, the {color} ones; is {opposite} meant? To cut an object out, train with {CUT_OUT}"]
