@@ -166,7 +166,7 @@ def test_the_table_of_lenses_is_what_readers_read(tmp_path: Path):
 
 
 def test_the_table_of_stages_is_that_of_the_models():
-    scenes = {"box": "object", "contracted": "unbounded place"}
+    scenes = {"box": "object", "contracted": "place"}
     rows = ["| scene | size | feature grid | depthwise convolution | LLTM |", "|---|---|---|---|---|"]
     for (kind, scene), size in itertools.product(scenes.items(), ("small", "large")):
         given = nerfkit.Config(size=size, sampling=config.SamplingConfig(kind=kind)).resolved()

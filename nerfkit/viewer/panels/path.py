@@ -116,7 +116,7 @@ class PathPanel:
         return drawn
 
     def _add_keyframes(self, gui: viser.GuiApi) -> None:
-        add = gui.add_button("Add this view", hint="Behind the keyframe that is chosen")
+        add = gui.add_button("Add this view", hint="After the keyframe that is chosen")
         self.presets = gui.add_button_group("Preset", PRESETS, hint="About the scene, or through the training views")
         self.which = gui.add_dropdown("Keyframe", (NONE,))
         self.actions = actions = gui.add_button_group("", ("Go", "Replace", "Delete", "Clear"))
