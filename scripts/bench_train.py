@@ -70,29 +70,18 @@ def parse(arguments: list[str], description: str | None, prog: str, kind: type =
     return tyro.cli(kind, args=arguments, default=default, prog=prog, description=description, **TYRO)
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is trained: options that differ."""
-
-    changes: str  # as in --variants
-    name: str = ""  # where the changes do not tell
-
-    @property
-    def title(self) -> str:
-        return self.name or self.changes or "default"
-
-
 def main(arguments: list[str], processes: Processes = SINGLE_PROCESS) -> int:
     """Train each case with each seed, and write down how it went."""
     options = parse(arguments, __doc__, "scripts/bench_train.py")
     device = pick_device(processes.join(options.device))
     scene = scene_of(options)
     train, test = loaded(scene, "train"), loaded(scene, options.eval.split or "test")
-    about = {"scene": f"{scene.name} {format_sizes(test.images.sizes)}", "views": n_scored(options, test)}
-    for case in map(Case, options.variants):
+    n_views = min(options.views or len(test.images), len(test.images))
+    about = {"scene": f"{scene.name} {format_sizes(test.images.sizes)}", "views": n_views}
+    for variant in options.variants:
         for seed in options.seeds:
-            result = about | measure(options, case, seed, scene, train, test, device, processes)
-            print(line_of(case, result), flush=True)
+            result = about | measure(options, variant, seed, scene, train, test, device, processes)
+            print(line_of(result), flush=True)
             if options.json and processes.is_first:
                 add_to(options.json, result, device)
     return 0
@@ -108,10 +97,6 @@ class LoadedViews(NamedTuple):
 def loaded(scene: Scene, split: str) -> LoadedViews:
     views = scene.split(split)
     return LoadedViews(views, views.load())
-
-
-def n_scored(options: BenchOptions, test: LoadedViews) -> int:
-    return min(options.views or len(test.images), len(test.images))
 
 
 def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
@@ -148,7 +133,7 @@ def changed(options: config.Config, changes: str) -> config.Config:
 
 def measure(
     options: BenchOptions,
-    case: Case,
+    variant: str,
     seed: int,
     scene: Scene,
     train: LoadedViews,
@@ -156,7 +141,7 @@ def measure(
     device: torch.device,
     processes: Processes = SINGLE_PROCESS,
 ) -> dict[str, Any]:
-    settings = varied(options, case.changes, seed)
+    settings, title = varied(options, variant, seed), variant or "default"
     import_models(settings.model.module)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -174,16 +159,16 @@ def measure(
     end = float("inf") if options.steps else options.seconds
     samples = rays = 0
     for mark in sorted({*(t for t in options.at if t < end), end}):
-        seen = train_until(trainer, mark, f"{case.title}, seed {seed}")
+        seen = train_until(trainer, mark, f"{title}, seed {seed}")
         if curve and curve[-1]["steps"] == trainer.step:
             continue  # it ended before this mark, or was past it at the last
         samples, rays = samples + seen[0], rays + seen[1]
         curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score(), 3)})
-        print(f"  {case.title} seed {seed}: {curve[-1]}", flush=True)
+        print(f"  {title} seed {seed}: {curve[-1]}", flush=True)
         processes.barrier()
     result = {
-        "name": case.title,
-        "variant": case.changes,
+        "name": title,
+        "variant": variant,
         "seed": seed,
         "preset": asdict(settings.model) | asdict(settings.sampling) | asdict(settings.trainer),
         "background": settings.data.background,
@@ -255,11 +240,11 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
     return {name: sum(row[name] for row in rows) / len(rows) for name in ("psnr", "ssim")}
 
 
-def line_of(case: Case, result: dict[str, Any]) -> str:
+def line_of(result: dict[str, Any]) -> str:
     seconds, budget = result["curve"][-1]["seconds"], result["preset"]["max_seconds"]
     early = f" of {budget:.0f}, ended by trainer.steps" if seconds < 0.9 * budget else ""
     return (
-        f"{case.title:<40} seed {result['seed']}  {result['psnr']:.2f} dB in {seconds:.0f} s{early}, "
+        f"{result['name']:<40} seed {result['seed']}  {result['psnr']:.2f} dB in {seconds:.0f} s{early}, "
         f"{result['steps']} steps of {result['ms_per_step']:.2f} ms ({result['samples_per_step']} samples, "
         f"{result['rays_per_step']} rays), {result['fps']} frames/s, {result['peak_gb']} GB"
     )

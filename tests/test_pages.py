@@ -23,7 +23,7 @@ from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.transforms.cameras_json import NAMED_MODELS
 from nerfkit.limits import OPS
-from scripts import bench_ops, bench_train, bench_viewer, counters, measure, sweep
+from scripts import bench_ops, bench_train, bench_viewer, counters, measure
 from tests import posed_captures as posed
 from tests.naming import assert_names
 
@@ -123,7 +123,6 @@ OPTIONS = {
     "bench_viewer": options_of(bench_viewer.BenchOptions),
     "counters": options_of(counters.Options),
     "measure": set().union(*(options_of(kind) for kind in measure.KINDS.values())),
-    "sweep": options_of(sweep.SweepOptions),
 }
 
 
