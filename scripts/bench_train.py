@@ -71,7 +71,7 @@ def parse(arguments: list[str], description: str | None, prog: str, kind: type =
 
 
 def main(arguments: list[str], processes: Processes = SINGLE_PROCESS) -> int:
-    """Train each case with each seed, and write down how it went."""
+    """Train each variant with each seed, and write down how it went."""
     options = parse(arguments, __doc__, "scripts/bench_train.py")
     device = pick_device(processes.join(options.device))
     scene = scene_of(options)
@@ -232,7 +232,8 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
             image_of(cameras, view)["rgb"],
             blend(of.images.image(view), background.cpu()),
             pixels_that_count(of.images, of.views, view),
-            device=device,
+            None,
+            device,
         )
         for view in trainer.processes.shard(min(n_views, len(cameras)))
     ]
