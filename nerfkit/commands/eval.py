@@ -61,10 +61,11 @@ def where_compared(metrics: dict[str, Any], run: Path, split: str, other_scene: 
     return saved if n == n_views else f"{saved}; for all of them: {command_line('eval', run)} --comparison_images -1"
 
 
-def find_scene(data: str, config: Config, transform: SceneTransform | None) -> Scene:
-    """The scene in folder `data`, or where the run had it, in the run's frame."""
+def find_scene(data: str | None, config: Config, transform: SceneTransform | None) -> Scene:
+    """The scene in folder `data`, or where the run had it, in the run's frame; None of a command without --data."""
     if not data and not exists(config.data.path):
-        raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
+        other = ", or give its folder with --data" if data is not None else ""
+        raise RunError(f"the run's scene is no longer at {config.data.path}; put it back{other}")
     if data:
         format = format_elsewhere(data, config.data.format)
         config = replace(config, data=replace(config.data, path=data, format=format, sfm_dir=""))

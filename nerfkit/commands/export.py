@@ -186,7 +186,7 @@ def photos(run: Run) -> Images | None:
     """The run's training images, as large as their files; None, and a note, if they are not at hand."""
     config = replace(run.config, data=replace(run.config.data, downscale=1.0))
     try:
-        images, names = find_scene("", config, run.transform).split("train"), run.scene.names("train")
+        images, names = find_scene(None, config, run.transform).split("train"), run.scene.names("train")
         if missing := [name for name in names if name not in images.names]:
             raise UserError(f"there is no training image {printable(missing[0])} now")
         images = images[[images.names.index(name) for name in names]]
@@ -225,7 +225,7 @@ def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> No
             content = points.splat_bytes(cloud, options.sh_degree)
         else:
             content = cloud.ply()
-            counts["pixels"] = int(cloud.counts.sum())
+            counts["pixels averaged"] = int(cloud.counts.sum())
         said = about(run, options, cut, unit, counts=counts, thresholds=THRESHOLDS)
         report(output.write({"ply": content}, said), counts)
         keep(run, options, unit)
@@ -317,7 +317,7 @@ def export_web(run: Run, options: cli.WebOptions) -> None:
 def web_cost(run: Run, shown: Model) -> str:
     """What a page's model loses against the run's, by the scene's images where they are at hand."""
     try:
-        scene = find_scene("", run.config, run.transform)
+        scene = find_scene(None, run.config, run.transform)
         split = run.config.eval.split if run.config.eval.split in scene.views else "train"
         views = scene.split(split)[evenly_chosen(len(scene.split(split).files), COMPARED)]
         images, cameras = views.load(progress_bar=False), views.cameras.to(run.device)

@@ -101,7 +101,10 @@ def without_poses(source: Path, data: DataConfig) -> int:
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
-    todo = {"inspect": "To find poses alone, save them in DIR, and see a fitting size", "train": "To train with them"}
+    todo = {
+        "inspect": "To find only the poses, saved in DIR, and a --data.downscale that fits",
+        "train": "To train with them",
+    }
     for command, what in todo.items():
         print(f"{what}:\n  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}")
     return 0
@@ -276,7 +279,7 @@ class Inspection:
     def page(self) -> str:
         capture = self.capture
         sections = {
-            "capture": [
+            "scene": [
                 f"{printable(capture.name)}, read as {printable(capture.format)}",
                 *(printable(str(note)) for note in capture.notes),
             ],

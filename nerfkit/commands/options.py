@@ -42,7 +42,7 @@ class TrainOptions(Config):
     """Train a radiance field from a scene, photos or a video, into a run folder, to render, view, score or export."""
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
-    # TOML files of options, or names of presets (quick, best, demo, ...); later ones override earlier ones
+    # TOML files of options, or names of configurations (quick, best, demo, ...); later ones override earlier ones
     config: Texts = ()
     resume: Text = ""  # run folder whose training goes on
     overwrite: Switch = False  # replace the run that is in --out already
@@ -80,12 +80,12 @@ class RenderOptions(RunOptions):
     frames: unset(int, "INT", "60 for orbit and spiral, 4 per view for interpolate", 1, 100_000) = None
     size: unset(tuple[int, int], "WIDTH HEIGHT", "as in training", 1, 2**16) = None  # size of a frame in pixels
     fps: integer(1, 1000) = 20  # frames per second of the video
-    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal; all but rgb also as .npz, in units of the scene
+    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal; all but rgb also as .npz, in the files' unit
     # new or empty folder for frames and videos, or that of an earlier rendering (default: RUN/render/CAMERAS)
     out: Text = ""
     crop: Literal["run", "none"] = "run"  # run: the crop that the viewer saved in RUN/crop.json; none: everything
     resume: bool = False  # skip frames of the same cameras and size that are there already
-    overwrite: bool = False  # replace an earlier rendering of other cameras, size, crop or checkpoint
+    overwrite: bool = False  # replace a rendering of other cameras, size, crop or checkpoint, not only of the same
 
 
 @dataclass
@@ -109,7 +109,7 @@ class EvalOptions(RunOptions):
 
 @dataclass
 class InspectOptions:
-    """Check a folder before training: its images, its problems, the command to train it. Exits with 1 if not ready."""
+    """Check a folder before training, and name the command to train it. Exits with 1 if something needs mending."""
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
     verbose: Verbose = False  # print all that was found of cameras, lenses, points and units
@@ -312,7 +312,7 @@ def export_options(arguments: list[str]) -> ExportOptions:
     if kind is not None:
         rest = list(arguments)
         rest.remove(kind)
-        return parsed(KINDS[kind], f"export {kind}", rest)
+        return parsed(KINDS[kind], f"export RUN {kind}", rest)
     asked = arguments[:1] in (["-h"], ["--help"])
     if arguments and not asked:
         words = [word for word in arguments[:2] if not word.startswith("-")]

@@ -275,7 +275,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
         ("format", scene.format),
         *(("warning:" if note.kind == "warning" else "note", note.text) for note in (*scene.notes, *frame_notes)),
         ("images", f"{trainer.views.source.description}; background: {data.background}"),
-        ("space", f"the box {corner_text(np.reshape(data.box, (2, 3)))}{beyond}; step {sampling.step_size:g}"),
+        ("space", f"the box {corner_text(np.reshape(data.box, (2, 3)))}{beyond}; samples {sampling.step_size:g} apart"),
         ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
         *[("views", f"each training view learns {' and '.join(learned)}{because}")] * bool(learned),
         (

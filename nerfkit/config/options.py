@@ -60,7 +60,8 @@ class DataConfig:
     """The scene and how its images are read. It is an object if images have alpha or a box is given, else a place."""
 
     path: Text = ""  # folder of a scene or of plain photos, or a video
-    sfm_dir: Text = ""  # folder for camera poses found for photos or a video (default: the photos' own, VIDEO_frames)
+    # folder for camera poses found for photos or a video (default: that of the photos; VIDEO_frames of a video)
+    sfm_dir: Text = ""
     # scene format: auto, nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
     format: str = "auto"
     downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images, whose pixels are averaged
@@ -121,9 +122,9 @@ class TrainerConfig:
     samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None
     # optimiser; lazy_adam: Adam that leaves out parameters without a gradient
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None
-    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # learning rate after the warm-up
+    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # learning rate after the first 100 steps
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # learning rate at the end
-    # share of the learning rate by which the feature grid shrinks in each step
+    # in each step the feature grid is multiplied by 1 - weight_decay x learning rate
     weight_decay: auto("trainer.weight_decay", float, 0, 10) = None
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
     # weight of the depth loss, on depth images; on sparse points if there are no depth images
@@ -167,7 +168,7 @@ class Config:
     out: Text = ""  # run folder (default: runs/SCENE)
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: a GPU if there is one
     seed: integer(0, 2**32 - 1) = 0  # seed of all random numbers
-    size: auto("size", Literal["small", "large"]) = None  # preset for the sizes of model, steps and samples
+    size: auto("size", Literal["small", "large"]) = None  # how large model, steps and samples are where they are auto
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

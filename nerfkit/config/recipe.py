@@ -91,7 +91,7 @@ ENDS_THERE = Condition(
     "the scene has one", "scene",
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
-TIMED = Condition("trainer.max_seconds is above 0", "time", lambda facts: bool(facts.config.trainer.max_seconds))
+TIMED = Condition("you give a trainer.max_seconds", "time", lambda facts: bool(facts.config.trainer.max_seconds))
 IN_MINUTES = Condition(
     "the device is a GPU and trainer.deterministic is false", "device",
     lambda facts: facts.on_gpu and facts.config.trainer.max_seconds is None and not facts.config.trainer.deterministic,

@@ -188,7 +188,8 @@ def cut_out_diagnostics(images: list[PosedImage], headers: dict[str, ImageHeader
     """A line if one of the images would keep its background."""
     whole = [image.found or image.file for image in images if not (image.mask or headers[image.name].has_alpha)]
     what = f"data.masks is alpha, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first"
-    return [f"{what}: {printable(file)}; give masks of all, or take the images away" for file in whole[:1]]
+    todo = "give each a mask, take those images away, or leave out --data.masks"
+    return [f"{what}: {printable(file)}; {todo}" for file in whole[:1]]
 
 
 def choose_transform(

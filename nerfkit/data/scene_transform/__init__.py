@@ -78,10 +78,12 @@ class FrameInputs:
     def describe(self) -> list[str]:
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
-            focus = f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away; axes miss it by {rig.miss:.0%}"
+            focus = (
+                f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, axes {rig.miss:.0%} of that beside it"
+            )
         lines = [
-            f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} (the baseline) from their mean position; "
-            f"along the mean viewing direction they spread over {rig.along:.0%} of the baseline",
+            f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} from their mean position; "
+            f"along the mean viewing direction they spread over {rig.along:.0%} of that",
             f"what the cameras look at: {focus}",
         ]
         if self.points is not None:
