@@ -312,7 +312,7 @@ def export_options(arguments: list[str]) -> ExportOptions:
     if kind is not None:
         rest = list(arguments)
         rest.remove(kind)
-        return parsed(KINDS[kind], f"export RUN {kind}", rest)
+        return parsed(KINDS[kind], f"export {kind}", rest)
     asked = arguments[:1] in (["-h"], ["--help"])
     if arguments and not asked:
         words = [word for word in arguments[:2] if not word.startswith("-")]
