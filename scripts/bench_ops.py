@@ -4,7 +4,7 @@
     python scripts/bench_ops.py                        all ops on the GPU, or on the CPU where there is none
     python scripts/bench_ops.py --suite tutorials      the three classic exercises: definition, C++ and CUDA
     python scripts/bench_ops.py --only lltm,march      these ops
-    python scripts/bench_ops.py --out docs/benchmarks/h100.json
+    python scripts/bench_ops.py --out h100.json
 
 scripts/counters.py tells what a kernel waits for.
 
