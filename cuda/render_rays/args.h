@@ -11,10 +11,10 @@
 namespace nerfkit {
 
 // As in nerfkit/ops/render_rays.py.
-constexpr int RENDER_WIDEST = 64;      // units of a hidden layer, and C, at most: WIDEST
-constexpr int RENDER_TAPS = 7;         // K, at most: MOST_TAPS
-constexpr int GEOMETRY = 16;           // outputs of the density network: N_GEOMETRY
-constexpr int RAY_STATE = 16;          // units of the LLTM: N_STATE
+constexpr int RENDER_WIDEST = 64;  // units of a hidden layer, and C, at most: WIDEST
+constexpr int RENDER_TAPS = 7;     // K, at most: MOST_TAPS
+constexpr int GEOMETRY = 16;       // outputs of the density network: N_GEOMETRY
+constexpr int RAY_STATE = 16;      // units of the LLTM: N_STATE
 constexpr float MAX_LOG_DENSITY = 30;
 
 struct RenderArguments {    // networks and table are half values
