@@ -156,8 +156,7 @@ __device__ __forceinline__ void fill_block(unsigned char* shared, const RenderAr
 
 // Corners of two lanes' points, in [0, 1]^3, on a level. Each lane has the four of both on its side, lower or upper, of
 // the first axis of memory, so that neighbours in memory are asked for by one instruction. Features have the bits of
-// grid_encode_forward_levels. One code for dense and hashed levels: a round is as long as its instructions fit in
-// caches.
+// grid_encode_forward_levels. Dense and hashed levels share the code, which is to fit the instruction cache.
 template <int V>
 struct Corners {
   using Row = std::conditional_t<V == 2, unsigned, uint2>;
