@@ -235,7 +235,6 @@ __device__ __forceinline__ void encode(const RenderArguments& a, const float (&o
 }
 
 __device__ __forceinline__ void copy_row(const __half* from, __half* to, int width) {  // a multiple of 8
-#pragma unroll 1
   for (int i = 0; i < width; i += 8) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
 }
 
