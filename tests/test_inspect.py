@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from nerfkit.commands import inspect, train
-from nerfkit.commands.inspect import MAX_CAMERAS, MAX_LENSES, Inspection, OnDisk, draw
+from nerfkit.commands.drawing import MAX_CAMERAS, draw
+from nerfkit.commands.inspect import MAX_LENSES, Inspection, OnDisk
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Note, PosedImage, notes_of
 from nerfkit.data.load import load_scene

@@ -170,4 +170,5 @@ def test_mutated(tmp_path, text: str, body: bytes):
     generator = np.random.default_rng(0)
     for _ in range(200):
         with contextlib.suppress(SceneError):  # nothing else
-            read_points(put(tmp_path, "", mutated(text.encode() + body, generator)))
+            points = read_points(put(tmp_path, "", mutated(text.encode() + body, generator)))
+            assert np.isfinite(points.positions).all() and len(points.colors) == len(points.positions)

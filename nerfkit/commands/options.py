@@ -217,7 +217,7 @@ class ReportOptions(SummaryOptions):
 
 @dataclass
 class DoctorOptions:
-    """Check what works in this installation and what is missing. Exits with 1 if training does not work."""
+    """Check this installation: what works, and what is missing. Exits with 1 if training does not work."""
 
 
 def by_name(*kinds: type) -> dict[str, type]:

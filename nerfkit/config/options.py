@@ -99,7 +99,7 @@ class ModelConfig:
 class SamplingConfig:
     """Where samples are put along a ray."""
 
-    # space that is reconstructed; box: what is inside data.box; contracted: the surroundings, too
+    # space that is reconstructed; box: the inside of data.box; contracted: also its surroundings
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None
     # distance between samples [model units]; if contracted, the smallest one
     step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None

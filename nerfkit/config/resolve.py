@@ -194,7 +194,7 @@ def _check_sampling(config: Any) -> None:
     if None not in (near, far) and near >= far:
         raise ConfigError(
             f"sampling.near ({near:g}) must be below sampling.far ({far:g}), in model units; lower near, or raise far"
-            + "; what is left at auto follows from the scene" * hasattr(config, "decisions")
+            + "; options left at auto follow from the scene" * hasattr(config, "decisions")
         )
     if None in (near, far, step, config.sampling.kind, config.sampling.cone_angle, config.data.box):
         return  # the scene decides yet

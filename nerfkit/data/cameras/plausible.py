@@ -23,7 +23,7 @@ ALIKE = 0.03  # relative difference of shares that are one
 PINCUSHION, PINCUSHION_FISHEYE = 1.3, 1.5
 LARGEST_SENSOR = 60  # mm
 MOST = 64  # lenses with distortion, evenly spaced, that are looked at
-FINE = 64  # nodes across a lens whose directions are looked for
+FINE = 64  # nodes across a lens, at which its directions are computed
 
 
 def lens_diagnostics(lenses: Iterable[Lens]) -> list[str]:

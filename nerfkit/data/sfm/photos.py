@@ -160,7 +160,7 @@ def read_header(folder: Path, name: str) -> Photo:
                 details = exif.get_ifd(EXIF_IFD)
                 values = exif.get(MODEL), details.get(FOCAL), details.get(FOCAL_35MM)
                 lens += [str(value) for value in values if value]
-    except Exception:  # Pillow raises nearly anything for a broken EXIF
+    except Exception:  # Pillow raises nearly anything for a broken EXIF: the photo counts as one without
         pass
     is_map = header.bits == 16 or MAPS.fullmatch(file.stem) is not None
     return Photo(name, file.stat().st_size, tuple(lens), header.turn != 1, is_map, says)
