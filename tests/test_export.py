@@ -244,7 +244,7 @@ def test_points_are_as_many_as_wanted_and_everywhere(cloud, run):
     assert all(abs(offset[:, axis].min() + RADIUS) < 0.05 or axis == 0 for axis in range(3))
     assert np.allclose(read_points(cloud["file"]).positions, cloud["vertices"])
     about = json.loads(cloud["file"].with_name("p.export.json").read_text())
-    assert about["counts"]["points"] == len(cloud["vertices"]) < about["counts"]["pixels averaged"]
+    assert about["counts"]["points"] == len(cloud["vertices"]) < about["counts"]["pixels_averaged"]
 
 
 def test_points_of_a_crop(run, tmp_path):

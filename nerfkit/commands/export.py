@@ -225,7 +225,7 @@ def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> No
             content = points.splat_bytes(cloud, options.sh_degree)
         else:
             content = cloud.ply()
-            counts["pixels averaged"] = int(cloud.counts.sum())
+            counts["pixels_averaged"] = int(cloud.counts.sum())
         said = about(run, options, cut, unit, counts=counts, thresholds=THRESHOLDS)
         report(output.write({"ply": content}, said), counts)
         keep(run, options, unit)

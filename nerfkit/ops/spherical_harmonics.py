@@ -70,9 +70,8 @@ def _spherical_harmonics_torch(directions, ray_index, dtype):
     degree_2 = TWO * x * y, -TWO * y * z, POLAR_2 * zz - 0.31539156525252005, -TWO * x * z, PLANE * (xx - yy)
     rising = OUTER * y * (yy - 3 * xx), MIXED * x * y * z, INNER * y * (1 - 5 * zz), POLAR_3 * z * (5 * zz - 3)
     degree_3 = *rising, INNER * x * (1 - 5 * zz), UPPER * z * (xx - yy), OUTER * x * (3 * yy - xx)
-    harmonics = torch.stack(
-        [torch.full_like(x, 0.28209479177387814), *degree_1, *degree_2, *degree_3], dim=1
-    )  # [R, 16]
+    degree_0 = torch.full_like(x, 0.28209479177387814)
+    harmonics = torch.stack([degree_0, *degree_1, *degree_2, *degree_3], dim=1)  # [R, 16]
     # Rounded last, so that the gradients of a ray's samples are summed unrounded.
     return (harmonics if ray_index is None else harmonics.index_select(0, ray_index)).to(dtype)
 
