@@ -104,9 +104,9 @@ class Viewer:
         self.awake = True
 
     async def _left(self, client: viser.ClientHandle) -> None:
+        self._leavings_since = self._leavings_since or time.perf_counter()  # first: a viewer with nobody falls asleep
         self.sessions.pop(client.client_id, None)
         self.engine.forget(client.client_id)
-        self._leavings_since = self._leavings_since or time.perf_counter()
         self.awake = True
 
     def _deliver(self, client: int, image: np.ndarray, stage: int) -> None:
