@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runs in tests/golden are of nerfkit 0.2.0: whatever is released later renders, scores and resumes them.
 
-`run_format_1` was trained by `nerfkit train data/demo --config demo` with a smaller model and 400 steps,
-`run_format_1_place` by `nerfkit train data/room --data.downscale 4` through its lens, with light and poses learned
-and a crop. Both were rendered by `nerfkit render RUN --cameras test --size W H`. If this test fails, mend what reads a run;
-the files stay.
+`run_format_1` was trained by `nerfkit train data/demo --config demo` with a smaller model and 400 steps.
+`run_format_1_place` was trained by `nerfkit train data/room --data.downscale 4`, with light and poses learned, and has
+a crop. Both were rendered by `nerfkit render RUN --cameras test --size W H`. If this test fails, mend what reads a
+run; the files stay.
 """
 
 import json
