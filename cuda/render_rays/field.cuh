@@ -11,8 +11,8 @@
 namespace nerfkit {
 namespace {
 
-constexpr int TILE = 16;          // samples of the queue that the color network takes at a time
-constexpr int QUEUE = TILE + 32;  // samples that wait: less than a tile, and one more of each ray
+constexpr int TILE = 16;         // samples of the queue that the color network takes at a time
+constexpr int QUEUE = 2 * TILE;  // samples that wait: less than a tile, and one more of each of 16 rays
 constexpr int GATES = 3 * RAY_STATE;
 
 // Widths, in half values. Rows of matrices are PAD longer than what they hold, so that neighbours are in other banks.
@@ -29,7 +29,7 @@ struct Sizes {
   HD int gate_stride() const { return RAY_STATE + channels + PAD; }
   HD int queue_stride() const { return GEOMETRY + context + PAD; }
 };
-constexpr int HIDDEN_STRIDE = RENDER_WIDEST + PAD, SHORT_STRIDE = 16 + PAD;  // of rows of hidden units, of 16 values
+constexpr int HIDDEN_STRIDE = RENDER_WIDEST + PAD, SHORT_STRIDE = 16;  // of rows of hidden units, of 16 values
 
 HD Sizes sizes_of(const RenderArguments& a) {
   Sizes s{};
@@ -310,29 +310,30 @@ struct RayStates {
       }
   }
 
-  // A step of rays 16 m .. 16 m + 15 that are in the mask; encoded features in rows, as in add_rows.
-  __device__ __forceinline__ void step(int m, unsigned rays, const unsigned char* shared, const Sizes& s,
-                                       const BlockParts& at, unsigned row) {
+  // A step of rays 16 M .. 16 M + 15 that are in the mask; encoded features in rows, as in add_rows.
+  template <int M>
+  __device__ __forceinline__ void step(unsigned rays, const unsigned char* shared, const Sizes& s, const BlockParts& at,
+                                       unsigned row) {
     const int g = threadIdx.x % 32 / 4;
     const __half* weight = at.gates.weight_in(shared);
     float sum[GATES / 8][4], out[RAY_STATE / 8][4];
     at.gates.start(shared, sum);
-    apply(sum, h[m], weight, s.gate_stride());
+    apply(sum, h[M], weight, s.gate_stride());
     add_rows(sum, row, s.channels, weight, s.gate_stride(), RAY_STATE);
 #pragma unroll
     for (int p = 0; p < RAY_STATE / 8; ++p)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const Gates<float> gates = fast_activate<__half>(sum[p][i], sum[2 + p][i], sum[4 + p][i]);
-        const float next = c[m][p][i] + gates.g * gates.i;
+        const float next = c[M][p][i] + gates.g * gates.i;
         out[p][i] = fast_tanh<__half>(next) * gates.o;
-        if (rays >> (16 * m + g + i / 2 * 8) & 1) c[m][p][i] = next;
+        if (rays >> (16 * M + g + i / 2 * 8) & 1) c[M][p][i] = next;
       }
     RowFragments<__half, RAY_STATE> next;
     next.from_sums(out, [](float x) { return x; });
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if (rays >> (16 * m + g + i % 2 * 8) & 1) h[m].value[0][i] = next.value[0][i];
+      if (rays >> (16 * M + g + i % 2 * 8) & 1) h[M].value[0][i] = next.value[0][i];
   }
 };
 

@@ -50,10 +50,10 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
   const float threshold = *a.threshold;
   const unsigned lower = (1u << lane) - 1;
 
-  int ray = -1;                // of this lane
-  bool open = false;           // there may be more samples
-  int kept = 0, sent = 0;      // samples; of these, those that went to the queue
-  unsigned long long own = 0;  // bit i: sample i of the queue is this ray's
+  int ray = -1;            // of this lane
+  bool open = false;       // there may be more samples
+  int kept = 0, sent = 0;  // samples; of these, those that went to the queue
+  unsigned own = 0;        // bit i: sample i of the queue is this ray's
   Marcher marcher{};
   Seen seen{};
   RayStates states{};
@@ -160,68 +160,73 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1)
         if (!(seen.stopped < a.limit)) open = false, marcher.window = marcher.ahead = 0;
       }
 
-      // ---- context: a sample of each ray that has one to send ----
+      // ---- context: a sample of each ray that has one to send; color: after each half of the rays ----
       const bool sends = keeps ? kept - sent > s.lag : ray >= 0 && !open && sent < kept;
       const unsigned sending = __ballot_sync(FULL_MASK, sends);
-      if (sending) {
-        const int at = count + __popc(sending & lower), place = (head + at) % QUEUE;
-        __half* row = queue + place * s.queue_stride();
-        if (sends) {
-          own |= 1ull << at;
-          owners[place] = lane;
-          waiting[place] = weights[sent % (s.lag + 1) * 32];
-          copy_row(geometry + sent % (s.lag + 1) * geometry_rows, row, GEOMETRY);
-          if (s.context) convolve(features, feature_rows, s, taps, sent, kept, row + GEOMETRY);
-          ++sent;
-        }
-        __syncwarp();
-        if (LLTM) {
-          const unsigned encoded = shared_address(row + GEOMETRY);
-          const int offset = place * s.queue_stride() + GEOMETRY + s.channels;  // of the state
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            const unsigned address = __shfl_sync(FULL_MASK, encoded, 16 * m + lane % 16);
-            states.step(m, sending, shared, s, block, address);
+#pragma unroll 1
+      for (int m = 0; m < 2; ++m) {
+        const unsigned of_these = sending & 0xffffu << 16 * m;
+        if (of_these) {
+          const auto place_of = [&](int of) { return (head + count + __popc(of_these & ((1u << of) - 1))) % QUEUE; };
+          if (of_these >> lane & 1) {
+            const int place = place_of(lane);
+            __half* row = queue + place * s.queue_stride();
+            own |= 1u << (count + __popc(of_these & lower));
+            owners[place] = lane;
+            waiting[place] = weights[sent % (s.lag + 1) * 32];
+            copy_row(geometry + sent % (s.lag + 1) * geometry_rows, row, GEOMETRY);
+            if (s.context) convolve(features, feature_rows, s, taps, sent, kept, row + GEOMETRY);
+            ++sent;
+          }
+          __syncwarp();
+          if (LLTM) {
+            const __half* encoded = queue + place_of(16 * m + lane % 16) * s.queue_stride() + GEOMETRY;
+            const unsigned address = shared_address(encoded);
+            if (m == 0)
+              states.step<0>(of_these, shared, s, block, address);
+            else
+              states.step<1>(of_these, shared, s, block, address);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int of = 16 * m + g + i % 2 * 8;
-              __half* to = queue + __shfl_sync(FULL_MASK, offset, of) + i / 2 * 8 + 2 * t;
-              if (sending >> of & 1) *reinterpret_cast<unsigned*>(to) = states.h[m].value[0][i];
+              __half* to = queue + place_of(of) * s.queue_stride() + GEOMETRY + s.channels + i / 2 * 8 + 2 * t;
+              const unsigned state = m == 0 ? states.h[0].value[0][i] : states.h[1].value[0][i];
+              if (of_these >> of & 1) *reinterpret_cast<unsigned*>(to) = state;
             }
+            __syncwarp();
+          }
+          count += __popc(of_these);
+        }
+
+        // Full tiles; in the end less if rays only wait for it.
+        const bool goes_on = ray >= 0 && (open || sent < kept), waits = ray >= 0 && !goes_on;
+        const unsigned going = __ballot_sync(FULL_MASK, goes_on), behind = __ballot_sync(FULL_MASK, waits && own);
+        const bool at_once = m == 1 && (going == 0 || __popc(behind) >= REFILL);
+        while (count >= TILE || (at_once && count > 0)) {
+          const int place = (head + lane % TILE) % QUEUE;
+          float result[OUT / 8][4];
+          color_net(shared, s, block, shared_address(queue + place * s.queue_stride()),
+                    shared_address(harmonics + owners[place] * SHORT_STRIDE), result);
+          __syncwarp();
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {  // [3] float32, over what the sample's row held
+            auto* to = reinterpret_cast<float*>(queue + (head + g + 8 * r) % QUEUE * s.queue_stride()) + 2 * t;
+            if (t < 2) to[0] = sigmoid(result[0][2 * r]);
+            if (t < 1) to[1] = sigmoid(result[0][2 * r + 1]);
           }
           __syncwarp();
-        }
-        count += __popc(sending);
-      }
-
-      // ---- color: of full tiles; of less if rays only wait for it ----
-      const bool goes_on = ray >= 0 && (open || sent < kept), waits = ray >= 0 && !goes_on;
-      const unsigned going = __ballot_sync(FULL_MASK, goes_on), behind = __ballot_sync(FULL_MASK, waits && own);
-      const bool at_once = going == 0 || __popc(behind) >= REFILL;
-      while (count >= TILE || (at_once && count > 0)) {
-        const int place = (head + lane % TILE) % QUEUE;
-        float result[OUT / 8][4];
-        color_net(shared, s, block, shared_address(queue + place * s.queue_stride()),
-                  shared_address(harmonics + owners[place] * SHORT_STRIDE), result);
-        __syncwarp();
+          for (unsigned samples = own & ((1u << TILE) - 1); samples; samples &= samples - 1) {
+            const int from = (head + __ffs(samples) - 1) % QUEUE;
+            const auto* color = reinterpret_cast<const float*>(queue + from * s.queue_stride());
+            const float weight = waiting[from];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {  // [3] float32, over what the sample's row held
-          auto* to = reinterpret_cast<float*>(queue + (head + g + 8 * r) % QUEUE * s.queue_stride()) + 2 * t;
-          if (t < 2) to[0] = sigmoid(result[0][2 * r]);
-          if (t < 1) to[1] = sigmoid(result[0][2 * r + 1]);
+            for (int i = 0; i < 3; ++i) seen.color[i] += weight * color[i];
+          }
+          __syncwarp();
+          own >>= TILE;
+          head = (head + TILE) % QUEUE;
+          count = max(count - TILE, 0);
         }
-        __syncwarp();
-        for (unsigned samples = unsigned(own) & ((1u << TILE) - 1); samples; samples &= samples - 1) {
-          const int from = (head + __ffs(samples) - 1) % QUEUE;
-          const auto* color = reinterpret_cast<const float*>(queue + from * s.queue_stride());
-          const float weight = waiting[from];
-#pragma unroll
-          for (int i = 0; i < 3; ++i) seen.color[i] += weight * color[i];
-        }
-        __syncwarp();
-        own >>= TILE;
-        head = (head + TILE) % QUEUE;
-        count = max(count - TILE, 0);
       }
     }
   }
