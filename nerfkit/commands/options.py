@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -22,7 +20,7 @@ from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, METRES, Switch, Text, Texts, Words, integer, number, unset
-from nerfkit.safe_io import ALIKE, did_you_mean, printable, shell_join
+from nerfkit.safe_io import did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
@@ -259,41 +257,10 @@ def parse(command: str, arguments: list[str]) -> Any:
 
 
 def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
-    """An instance of the dataclass `kind`; ends the process for words that are left over."""
     given = {} if default is None else {"default": default}
-    options, left = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", return_unknown_args=True, **given, **TYRO)
-    if left:
-        typed = [word.partition("=")[0] for word in left if word.startswith("-")]
-        said = [f"error: there is no option {printable(option)}{meant(option, kind)}" for option in typed]
-        said = said or [f"error: {printable(left[0])!r} is one word too many: it belongs to no option"]
-        print(*said, f"nerfkit {command} --help shows all options", sep="\n", file=sys.stderr)
-        sys.exit(2)
+    options = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", **given, **TYRO)
     check_values(options, "--")
     return options
-
-
-def meant(option: str, kind: type) -> str:
-    """The end of a message: at most three options, whose names are spelt like the one that was typed, or are a part of
-    it or the other way round."""
-    name = option.lstrip("-").replace("-", "_").rpartition(".")[2]
-
-    def alike(other: str) -> float:
-        last = other.lstrip("-").rpartition(".")[2]
-        is_part = len(name) > 2 and (name in last or last in name or other.startswith(f"--{name}."))
-        return is_part + difflib.SequenceMatcher(None, name, last).ratio()
-
-    near = sorted((other for other in option_names(kind) if alike(other) >= ALIKE), key=alike, reverse=True)[:3]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def option_names(kind: type, prefix: str = "--") -> Iterator[str]:
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        marks = getattr(hint, "__metadata__", ())
-        own = [f"--{mark.name}" for mark in marks if getattr(mark, "name", None)]
-        if is_dataclass(hint):
-            yield from option_names(hint, f"{prefix}{name}.")
-        elif tyro.conf.Positional not in marks:
-            yield own[0] if own else f"{prefix}{name}"
 
 
 def take_scene(options: Any, path: str | None) -> None:
