@@ -282,12 +282,9 @@ def export_options(arguments: list[str]) -> ExportOptions:
         return parsed(KINDS[kind], f"export {kind}", rest)
     asked = arguments[:1] in (["-h"], ["--help"])
     if arguments and not asked:
-        words = [word for word in arguments[:2] if not word.startswith("-")]
-        unknown = [word for word in words if not os.path.exists(word)]
-        meant = next(filter(None, (did_you_mean(word, KINDS) for word in unknown)), "")
-        is_kind = unknown and (meant or words[1:])
-        said = f"cannot export {unknown[-1]!r:.80}" if is_kind else "what to export is not said"
-        raise UserError(f"{said}; after the run folder comes one of {', '.join(KINDS)}{meant}")
+        meant = "".join(did_you_mean(word, KINDS) for word in arguments[:2] if not os.path.exists(word))
+        typed = printable(shell_join(*arguments[:2]))
+        raise UserError(f"after the run folder comes one of {', '.join(KINDS)}, not export {typed}{meant}")
     kinds = "|".join(KINDS)
     print(f"usage: nerfkit export RUN {kinds} [OPTIONS]   (options of each, e.g.: nerfkit export mesh --help)")
     sys.exit(0 if asked else 2)
