@@ -160,7 +160,7 @@ def test_the_camera_is_at_a_keyframe_at_its_time_and_moves_smoothly(path):
     assert np.allclose(poses[:3], [pose(eye) for eye in EYES], atol=1e-6)
     assert np.allclose(np.degrees(fovs), [40, 50, 60, 45])
     assert path.seconds == 3 and path.n_frames == 31
-    poses = path.at(path.times())[0]
+    poses = path.frames()[0]
     rotations = poses[:, :, :3]
     assert np.allclose(rotations @ rotations.swapaxes(1, 2), np.eye(3), atol=1e-6)
     steps = np.linalg.norm(np.diff(poses[:, :, 3], axis=0), axis=1)

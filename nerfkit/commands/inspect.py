@@ -78,7 +78,8 @@ def main(options: InspectOptions) -> int:
     if folder is not None:
         folder.claim()
         folder.write(PAGE, "\n".join([*lines, "", inspection.page(), ""]))
-        folder.write(DRAWING, inspection.drawing())
+        there = inspection.capture.of_images([image for image, _ in inspection.there])
+        folder.write(DRAWING, draw(there, inspection.transform, inspection.splits))
         print(f"\nthat and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")
     return 1 if inspection.problems() else 0
 
@@ -199,12 +200,13 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         for image, (header, _, pixels) in zip(candidates, looks, strict=True)
         if pixels is not None and header.bits == judged.headers[image.name].bits
     ]
-    present = [(image, file) for image, file in zip(candidates, files, strict=True) if file.width]
+    pairs = list(zip(candidates, files, strict=True))
+    present = [(image, file) for image, file in pairs if file.width]
     there = [image for image, _ in present]
     chosen, rule = assemble.split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     transform = assemble.choose_transform(capture, splits.get("train", []), judged, data.box)
-    broken = [(image, file.problem) for image, file in zip(candidates, files, strict=True) if file.problem]
+    broken = [(image, file.problem) for image, file in pairs if file.problem]
     refused += [problem for _, problem in broken[:MAX_NAMES]]
     if others := [printable(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
         refused.append(f"and {len(others)} more images that cannot be used: {', '.join(others)}")
@@ -218,15 +220,12 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         notes.append(f"data.downscale {data.downscale:g}: sizes are those of the images that are trained")
     transform = replace(transform, notes=(*transform.notes, *as_warnings(diagnostics)))
     capture = replace(capture, notes=notes_of(*capture.notes, *judged.notes, *notes))
-    remaining = iter(files)
-    found = [next(remaining) if image.found is not None else None for image in capture.images]
-    return Inspection(capture, transform, found, splits, rule, refused)
+    found = {image.name: file for image, file in pairs}
+    return Inspection(capture, transform, [found.get(image.name) for image in capture.images], splits, rule, refused)
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What is known of an image file that exists."""
-
     width: int  # pixels; 0 where it cannot be read
     height: int
     has_alpha: bool = False  # or is cut out by its mask
@@ -237,8 +236,6 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A capture, and what was found of its files."""
-
     capture: Capture
     transform: SceneTransform
     found: Sequence[OnDisk | None]  # of each image of the capture, none without a file
@@ -290,9 +287,6 @@ class Inspection:
         lines = [(name * (k == 0), line) for name, lines in sections.items() for k, line in enumerate(lines)]
         return "\n".join(f"{title:8} {line}" for title, line in lines)
 
-    def drawing(self) -> bytes:
-        return draw(self.capture.of_images([image for image, _ in self.there]), self.transform, self.splits)
-
     @property
     def refused(self) -> list[str]:
         """What training would end with."""
@@ -305,7 +299,6 @@ class Inspection:
 
     @property
     def n_outlines(self) -> int:
-        """Masks that outline an object."""
         return sum(file.outlines_object for _, file in self.there)
 
     def problems(self) -> list[str]:

@@ -171,9 +171,7 @@ def find_scene(options: TrainOptions) -> Scene:
         ) from None
 
 
-def open_folder(
-    options: TrainOptions, config: Config, scene: Scene, processes: Processes = SINGLE_PROCESS
-) -> RunFolder:
+def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: Processes) -> RunFolder:
     """The run folder, locked by the first process; raises RunError if it is not this run's."""
     path = options.resume or options.out or Path("runs") / scene.name
     if not processes.is_first:

@@ -288,8 +288,9 @@ class CameraPath:
             return 0
         return max(round(self.seconds * self.fps) + (0 if self.loop else 1), 1)
 
-    def times(self) -> np.ndarray:
-        return np.arange(self.n_frames) / self.fps
+    def frames(self) -> tuple[np.ndarray, np.ndarray]:
+        """Poses and vertical fields of view of the frames of its video, as of `at`."""
+        return self.at(np.arange(self.n_frames) / self.fps)
 
     def at(self, times: Any) -> tuple[np.ndarray, np.ndarray]:
         """Poses [F, 3, 4] and vertical fields of view [F] at `times` [F]."""
@@ -304,8 +305,7 @@ class CameraPath:
     def cameras(self) -> Cameras:
         if not 0 < self.n_frames <= MAX_FRAMES:
             raise SceneError(f"the path has {self.n_frames} frames; it must have 1 to {MAX_FRAMES}")
-        poses, fovs = self.at(self.times())
-        return pinholes(poses, fovs, self.size)
+        return pinholes(*self.frames(), self.size)
 
     def to_json(self, transform: SceneTransform | None) -> str:
         cameras = self.cameras()

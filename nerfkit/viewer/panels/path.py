@@ -312,7 +312,7 @@ class VideoControls:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / f"{look.output}.{kind}"
                 with video_writer(file, path.fps) if kind == "mp4" else nullcontext() as add:
-                    for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
+                    for index, (pose, fov) in enumerate(zip(*path.frames(), strict=True)):
                         frame, done = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look), 0
                         while done < frame.n_rays:
                             done = frame.render(done, done + self.state.engine.chunk.rays)
