@@ -27,14 +27,10 @@ def pick_device(name: str) -> torch.device:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(
-            f"device: {name} was requested, but torch {torch.__version__} sees no GPU; "
-            "run `nerfkit doctor`, or use --device cpu"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise RunError(f"device: {name} was requested, but there are cuda:0 to cuda:{last} only")
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= n_gpus:
+        seen = f"torch {torch.__version__} sees {n_gpus or 'no'} GPU{'s' * (n_gpus > 1)}"
+        raise RunError(f"device: {name} was requested, but {seen}; run `nerfkit doctor`, or use --device cpu")
     return device
 
 

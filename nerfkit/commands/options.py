@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import dataclass, field, fields, replace
 from inspect import cleandoc
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,7 @@ from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
-from nerfkit.option_types import BOOLEANS, METRES, Switch, Text, Texts, Words, integer, number, unset
+from nerfkit.option_types import METRES, Switch, Text, Texts, Words, integer, number, unset
 from nerfkit.safe_io import did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
@@ -58,8 +57,6 @@ class RunOps:
 
 @dataclass
 class RunOptions:
-    """What all commands share that compute something with a run."""
-
     run: Run  # run folder
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: a GPU if there is one
     module: Text = ""  # Python module that registers your own model, if the run has one
@@ -126,8 +123,6 @@ class ExportOptions(RunOptions):
 
 @dataclass
 class GeometryOptions(ExportOptions):
-    """What exports of geometry share."""
-
     crop: Corners = None  # export only this box: lowest and highest corner, in the coordinates of --frame
     scale: Metres = None  # metres per unit of the scene's files, which RUN/scale.json keeps
     measure: Measured = None  # instead of --scale: two points, as in the scene's files, and their distance [m]
@@ -240,20 +235,15 @@ def usage() -> str:
 
 
 def parse(command: str, arguments: list[str]) -> Any:
-    """Options of `command`; ends the process after --help, and with status 2 after a line on what is refused."""
-    try:
-        if command == "train":
-            return train_options(arguments)
-        if command == "export":
-            return export_options(arguments)
-        options = parsed(OPTIONS[command], command, arguments)
-        if command == "inspect":
-            take_scene(options, options.data.path or None)
-        return options
-    except SystemExit as end:
-        for line in hints(command, arguments) if end.code == 2 else ():
-            print(line, file=sys.stderr)
-        raise
+    """Options of `command`; ends the process after --help, and with status 2 after what is said of a wrong one."""
+    if command == "train":
+        return train_options(arguments)
+    if command == "export":
+        return export_options(arguments)
+    options = parsed(OPTIONS[command], command, arguments)
+    if command == "inspect":
+        take_scene(options, options.data.path or None)
+    return options
 
 
 def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
@@ -314,20 +304,6 @@ def train_options(arguments: list[str]) -> TrainOptions:
             "or --resume to train a new run"
         )
     return options
-
-
-def hints(command: str, arguments: list[str]) -> list[str]:
-    found = []
-    for place, word in enumerate(arguments):
-        option = word.partition("=")[0]
-        values = list(takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :]))
-        if option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
-            found.append("--size takes a width and a height: --size 640 360")
-        elif option == "--outputs" and len(values) > 1:
-            found.append(f"--outputs takes names with commas between: --outputs {shell_join(','.join(values))}")
-        elif command == "train" and option in ("--viewer", "--overwrite") and values and values[0] not in BOOLEANS:
-            found.append(f"the scene comes first: nerfkit train {shell_join(values[0])} {option}")
-    return found
 
 
 def first_look(arguments: list[str]) -> argparse.Namespace:

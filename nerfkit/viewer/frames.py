@@ -63,10 +63,6 @@ def rotation_of(wxyz: Any) -> np.ndarray:
     return SO3(np.asarray(wxyz, dtype=np.float64)).as_matrix()
 
 
-def quaternion_of(rotation: np.ndarray) -> np.ndarray:
-    return SO3.from_matrix(np.asarray(rotation, dtype=np.float64)).wxyz
-
-
 def viewpoint(wxyz: Any, position: Any, fov: float) -> Viewpoint:
     """The model's view of a camera in the browser."""
     return Viewpoint.of(np.column_stack([rotation_of(wxyz) * FLIP, position]), fov)
@@ -74,7 +70,7 @@ def viewpoint(wxyz: Any, position: Any, fov: float) -> Viewpoint:
 
 def in_browser(pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quaternion [4] and position [3] in the browser of a pose [3, 4] of the model's."""
-    return quaternion_of(pose[:, :3] * FLIP), np.array(pose[:, 3])
+    return SO3.from_matrix(pose[:, :3] * FLIP).wxyz, np.array(pose[:, 3])
 
 
 def vertical_fov(cameras: Cameras, view: int) -> float:
