@@ -145,7 +145,6 @@ class OwnFolder:
         return folder
 
     def owns(self, name: str) -> bool:
-        """Whether the file `name` exists and is nerfkit's."""
         return name in self.names and (self.path / name).exists()
 
     def clear(self, names: Iterable[str] | None = None) -> None:

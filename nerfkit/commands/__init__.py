@@ -30,7 +30,6 @@ STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, the system's shutdown, a t
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command that the arguments name; ends the process with its exit status."""
     from nerfkit.commands.options import OPTIONS, usage
 
     first, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]

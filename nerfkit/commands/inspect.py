@@ -98,12 +98,11 @@ def without_poses(source: Path, data: DataConfig) -> int:
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
-    todo = {
-        "inspect": "To find only the poses, saved in DIR, and a --data.downscale that fits",
-        "train": "To train with them",
-    }
-    for command, what in todo.items():
-        print(f"{what}:\n  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}")
+    typed = [*as_options(data), "--data.sfm_dir", "DIR"]
+    print(
+        f"To find only the poses, saved in DIR, and a --data.downscale that fits:\n  {command_line('inspect', *typed)}"
+    )
+    print(f"To train with them:\n  {command_line('train', *typed)}")
     return 0
 
 

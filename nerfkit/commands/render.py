@@ -63,7 +63,7 @@ def main(options: RenderOptions, processes: Processes = SINGLE_PROCESS) -> int:
         print(f"cropped as {options.run / CROP} says; --crop none renders all")
     try:
         with cropped(run.model, crop):
-            render_frames(run, cameras.to(run.device), outputs, frames, folder, options.resume, processes)
+            render_frames(run, cameras.to(run.device), frames, folder, options.resume, processes)
     except KeyboardInterrupt:
         if processes.is_first:
             print(f"\nwhat is done is in {folder.path}; the same command with --resume goes on")
@@ -159,14 +159,9 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
 
 
 def render_frames(
-    run: Run,
-    cameras: Cameras,
-    outputs: tuple[str, ...],
-    frames: dict[str, list[str]],
-    folder: OwnFolder,
-    resume: bool,
-    processes: Processes,
+    run: Run, cameras: Cameras, frames: dict[str, list[str]], folder: OwnFolder, resume: bool, processes: Processes
 ) -> None:
+    outputs = tuple(output for output, names in FILES.items() if names[0] in frames)
     image_of = ImageRenderer(run.model, run.background)
     box = torch.tensor(run.config.data.box).view(2, 3)
     distance = (run.cameras("train").positions - box.mean(0)).norm(dim=-1).mean().item()

@@ -257,8 +257,6 @@ def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int
 
 @dataclass
 class Keyframe:
-    """A camera on the path."""
-
     pose: np.ndarray  # [3, 4] camera-to-world, OpenGL axes, model's frame
     fov: float  # vertical [radians]
     seconds: float = SECONDS  # to the next keyframe
@@ -266,8 +264,6 @@ class Keyframe:
 
 @dataclass
 class CameraPath:
-    """Keyframes in their order."""
-
     keyframes: list[Keyframe] = field(default_factory=list)
     loop: bool = False
     fps: int = FPS

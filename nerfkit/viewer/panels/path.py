@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import deepcopy
@@ -45,7 +46,7 @@ BYTES_PER_PIXEL = 64  # of values and images of a frame, about
 class PathPanel:
     def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State, size: float):
         self.state, self.path, self.size = state, CameraPath(), size  # of a keyframe in the scene
-        self.playing: tuple[int, float | None] | None = None  # client, and when its preview began
+        self.playing: tuple[int, float] | None = None  # client, and when its preview began
         self._shown_at = -1e9
         self._scene, self._drawn = server.scene, []
         self._lock = threading.Lock()  # clicks come in another thread than files
@@ -62,7 +63,6 @@ class PathPanel:
             return
         client, began = self.playing
         session, path = self.state.sessions.get(client), self.path.copy()
-        began = now if began is None else began
         elapsed = now - began
         is_over = elapsed >= path.seconds and not path.loop
         self.playing, self._shown_at = None if is_over or session is None else (client, began), now
@@ -183,7 +183,7 @@ class PathPanel:
             self.fill()
 
         def played(session: Session) -> None:
-            self.playing = (session.client.client_id, None) if play.value == "Play" else None
+            self.playing = (session.client.client_id, time.perf_counter()) if play.value == "Play" else None
             self.state.engine.wake()
 
         self.state.on(changed, *(field.on_update for field in (self.loop, self.fps, self.width, self.height)))
