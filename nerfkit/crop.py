@@ -85,10 +85,7 @@ class Crop:
 
 
 def read_crop(run: Path, transform: SceneTransform | None) -> tuple[Crop, bool] | None:
-    """The crop of a run folder, and whether it is on; None if it has none. Raises RunError if the file is broken.
-
-    `transform` is how the model's frame lies in that of the files, `Run.transform`.
-    """
+    """The crop of a run folder, placed as its `transform` says, and whether it is on; None if it has none."""
     file = run / CROP
     if not file.exists():
         return None

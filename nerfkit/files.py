@@ -161,8 +161,7 @@ class OwnFolder:
         atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self.names)]) + "\n")
 
     def lock(self) -> None:
-        """Lock the folder for this process, and delete what killed ones left; raises RunError if another has locked
-        it."""
+        """Lock the folder for this process, and delete what killed ones left; raises RunError if it is locked."""
         if self._lock is not None:
             return
         try:
@@ -187,8 +186,7 @@ class OwnFolder:
 
 
 def read_marker(folder: Path, wanted: str = "") -> tuple[str, set[str]]:
-    """Kind and names, "" and none without a marker; raises RunError for a file that is none, or not of a kind that is
-    `wanted`."""
+    """Kind and names, "" and none without a marker; raises RunError for another file, or not of the kind `wanted`."""
     file = folder / MARKER
     if not os.path.lexists(file):
         return "", set()

@@ -176,8 +176,7 @@ def first_of(names: Iterable[str], count: int = 3) -> str:
 
 
 def harmless(message: str) -> str:
-    """A message for a terminal, without characters that the terminal would obey, such as one that clears it; ends of
-    lines stay, and so do bytes of names of files that are in no encoding."""
+    """A message without what a terminal would obey; ends of lines stay, and bytes of names that are in no encoding."""
     if message.isprintable():
         return message
     kept = (c if c.isprintable() or c == "\n" or "\udc80" <= c <= "\udcff" else ascii(c)[1:-1] for c in message)

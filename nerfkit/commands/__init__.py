@@ -195,8 +195,7 @@ class Lines(Harmless):
 
 
 class StopSignals:
-    """Inside a `with` block a first signal is remembered in `number`, so that a run ends after its step, saved; a
-    second one stops at once."""
+    """Inside a `with` block a first signal is remembered in `number`; a second one stops at once."""
 
     def __init__(self) -> None:
         self.number: int | None = None

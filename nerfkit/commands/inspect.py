@@ -107,8 +107,7 @@ def without_poses(source: Path, data: DataConfig) -> int:
 
 
 def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
-    """The command that trains, with the data.downscale at which each pixel is drawn about once, unless one is given,
-    and how long it will take."""
+    """The command that trains, with a data.downscale at which each pixel is drawn about once, and how long it takes."""
     names = set(inspection.splits["train"])
     images = [image for image in inspection.trained if image.name in names]
     n_rays, seconds, device = forecast(inspection.transform, data, images)
@@ -127,8 +126,7 @@ def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
 
 
 def forecast(transform: SceneTransform, data: DataConfig, images: list[PosedImage]) -> tuple[float, float, str]:
-    """Rays and seconds of a training with the default options, without its scores, and on which device: some steps are
-    tried, on gray images."""
+    """Rays and seconds of a training with the default options, and its device: some steps are tried, on gray images."""
     chosen = evenly(len(images), TRIED_VIEWS)
     poses = transform.to_model(np.stack([images[k].camera_to_world for k in chosen]))
     lenses = [images[k].lens.resized(TRIED_SIDE, TRIED_SIDE) for k in chosen]

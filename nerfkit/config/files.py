@@ -43,10 +43,7 @@ def load(paths: list[str] | list[Path]) -> Config:
 
 
 def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
-    """Defaults (or `base`), changed by each file in turn, which is checked by itself, to name it in errors.
-
-    Values are not checked against each other: `check` does that, once the command line is known.
-    """
+    """Defaults (or `base`), changed by each file in turn; values are checked by themselves, not against each other."""
     values = to_dict(base or Config())
     for path in paths:
         changes = changes_of(path)
@@ -56,8 +53,7 @@ def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 
 def changes_of(path: str | Path) -> dict[str, Any]:
-    """What a file, or the preset of that name, says; of the options of a run what its scene did not decide, which is
-    in the frame of that run."""
+    """What a file or a preset says; of a run's options without what its scene decided, in the frame of that run."""
     file = preset_path(str(path))
     values = read_toml(file)
     for option, decision in read_decisions(file.parent).items():

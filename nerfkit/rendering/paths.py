@@ -82,8 +82,7 @@ def _around(like: Cameras, target: Tensor, up: Tensor, azimuths: Tensor, elevati
 
 
 def sway(like: Cameras, target: Tensor, up: Tensor, n_frames: int) -> Cameras:
-    """An ellipse among cameras that look one way, as wide as they are spread, looking at `target` from their mean
-    distance. Closed."""
+    """An ellipse as wide as the cameras `like` are spread, looking at `target` from their mean distance. Closed."""
     middle = like.positions.mean(dim=0)
     right = F.normalize(torch.linalg.cross(target - middle, up), dim=0)
     axes = torch.stack([right, F.normalize(torch.linalg.cross(right, target - middle), dim=0)])  # [2, 3]
@@ -118,10 +117,7 @@ def interpolate(like: Cameras, n_frames: int) -> Cameras:
 
 
 def along(poses: Tensor, u: Tensor, closed: bool) -> Tensor:
-    """Poses [F, 3, 4] at `u` [F] on a smooth curve through `poses` [K, 3, 4], where u = k is pose k.
-
-    Catmull-Rom splines of position and axes; a closed curve goes on from the last pose to the first.
-    """
+    """Poses [F, 3, 4] at `u` [F] on Catmull-Rom splines of positions and axes of `poses` [K, 3, 4]; u = k is pose k."""
     n = len(poses)
     index = u.long() if closed else u.long().clamp(max=max(n - 2, 0))
     t = (u - index)[:, None, None].to(poses.dtype)  # [F, 1, 1]
@@ -179,8 +175,7 @@ def in_files_world(cameras: Cameras, transform: SceneTransform | None) -> Camera
 
 
 def with_size(cameras: Cameras, width: int, height: int) -> Cameras:
-    """The same cameras without distortion, for images of another size: their vertical fields of view stay, and so do
-    the shapes of pixels, so that the sides show more or less."""
+    """The same cameras without distortion for another size: vertical fields of view and shapes of pixels stay."""
     cameras, sizes = cameras.pinhole(), torch.tensor(cameras.sizes())  # [V, 2]
     scale, size = height / sizes[:, 1:], torch.tensor([width, height])
     center = cameras.center * scale + (size - sizes * scale) / 2

@@ -52,8 +52,7 @@ class State:
     max_side: int = 1280  # of a frame [pixels]
 
     def on(self, do: Callable[[Session], object], *events: Callable) -> None:
-        """Have `do` called with the session that causes an event, such as `button.on_click`; not where a value is set
-        from here."""
+        """Have `do` called with the session that causes an event, such as `button.on_click`; not by values set here."""
 
         async def call(event: Any) -> None:  # viser calls a plain function in a thread of a pool
             session = self.sessions.get(event.client_id)

@@ -191,8 +191,7 @@ class PathPanel:
 
 
 class PathFiles:
-    """What is kept in the run folder, written and read by the thread that renders: paths, images and videos, which a
-    browser may save, too; a view as a command."""
+    """What is kept in the run folder, written and read by the thread that renders; a view as a command."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
@@ -266,8 +265,7 @@ class PathFiles:
 
 
 class VideoControls:
-    """Renders the path of a panel to an MP4, or what a browser sees to a PNG, one at a time, and keeps it, whether the
-    browser that asked stays or leaves."""
+    """Renders the path to an MP4, or a view to a PNG, one at a time, whether the browser that asked stays or leaves."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
