@@ -96,17 +96,13 @@ def deterministic(enabled: bool) -> Iterator[None]:
                 torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
-class _Drawing(threading.local):
-    generator: torch.Generator | None = None
-
-
-_drawing = _Drawing()
+_drawing = threading.local()  # its generator: what a training in this thread draws from
 
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
     """Inside, and in this thread alone, what a training draws at random comes from `generator`."""
-    before, _drawing.generator = _drawing.generator, generator
+    before, _drawing.generator = getattr(_drawing, "generator", None), generator
     try:
         yield
     finally:
@@ -115,7 +111,7 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 def generator_on(device: torch.device) -> torch.Generator | None:
     """What to draw from on a device: the generator of the training that this thread is in; None: torch's own."""
-    generator = _drawing.generator
+    generator = getattr(_drawing, "generator", None)
     return generator if generator is not None and generator.device.type == device.type else None
 
 

@@ -17,7 +17,7 @@ from nerfkit.config.recipe import BASE
 from nerfkit.config.resolve import Decision, check, check_values
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
-from nerfkit.option_types import AUTO, Auto
+from nerfkit.option_types import AUTO
 from nerfkit.safe_io import did_you_mean, printable, read_regular, read_text_utf8
 
 if sys.version_info >= (3, 11):
@@ -176,7 +176,7 @@ def _plain(values: dict[str, Any], table: type, source: str, prefix: str) -> dic
             raise ConfigError(f"{source}: unknown option {prefix}{printable(name)}{hint}")
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[name]):
             value = _plain(value, hints[name], source, f"{prefix}{name}.")
-        elif value == AUTO and any(isinstance(mark, Auto) for mark in getattr(hints[name], "__metadata__", ())):
+        elif value == AUTO and f"{prefix}{name}" in BASE:
             value = None
         found[name] = value
     return found
