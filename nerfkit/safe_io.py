@@ -39,7 +39,7 @@ def open_regular(path: Path, limit_bytes: int, what: str, error: type[UserError]
     if status.st_size > limit_bytes:
         raise error(f"{what} {printable(path)} has {status.st_size} bytes, more than the limit of {limit_bytes}")
     try:
-        return open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+        return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except OSError as problem:
         raise _unreadable(path, what, error, problem) from None
 

@@ -274,7 +274,7 @@ def export_options(arguments: list[str]) -> ExportOptions:
     if arguments and not asked:
         meant = "".join(did_you_mean(word, KINDS) for word in arguments[:2] if not os.path.exists(word))
         typed = printable(shell_join(*arguments[:2]))
-        raise UserError(f"after the run folder comes one of {', '.join(KINDS)}, not export {typed}{meant}")
+        raise UserError(f"cannot export {typed}: after the run folder comes one of {', '.join(KINDS)}{meant}")
     kinds = "|".join(KINDS)
     print(f"usage: nerfkit export RUN {kinds} [OPTIONS]   (options of each, e.g.: nerfkit export mesh --help)")
     sys.exit(0 if asked else 2)
