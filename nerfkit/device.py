@@ -40,16 +40,13 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
-def free_memory() -> int | None:
-    """Available bytes of main memory, file caches included; None where the system does not report them."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+def free_memory() -> int:
+    """Available bytes of main memory, file caches included."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
-def available_memory(device: torch.device) -> int | None:
+def available_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`; on a GPU no more than this process is allowed to take."""
     if device.type != "cuda":
         return free_memory()
@@ -63,7 +60,7 @@ def available_memory(device: torch.device) -> int | None:
 def check_memory(n_bytes: int, what: str, device: torch.device) -> None:
     """Raise RunError, with both numbers, if `what` takes more memory than the device has free."""
     free = available_memory(device)
-    if free is not None and n_bytes > free:
+    if n_bytes > free:
         raise RunError(f"{what} takes {n_bytes / 2**30:.1f} GB, but {free / 2**30:.1f} GB are free on {device}")
 
 
