@@ -147,6 +147,9 @@ class Lpips:
 
 
 def _state_of(file: Path) -> dict[str, Tensor]:
+    if not file.exists():
+        give = "give the path of torchvision's weights of VGG-16, or leave LPIPS out"
+        raise UserError(f"eval.lpips: the file '{printable(file)}' does not exist; {give}")
     with open_regular(file, MAX_WEIGHTS, "eval.lpips:", UserError) as content:
         try:
             state = torch.load(content, map_location="cpu", weights_only=True)  # runs no code of the file

@@ -90,7 +90,8 @@ def _run_on_gpus() -> tuple[list[str], str | None]:
         said = f"FAILED: {error}" if error else "trilinear agrees with its definition"
         lines.append(f"          {said} on cuda:{index} {name}")
         broken = broken or error
-    return lines, broken
+    none = "it has code for none of them" if torch.cuda.device_count() else "there is none that torch can use"
+    return lines or [f"          has run on no GPU: {none}"], broken
 
 
 def _error_on(device: str) -> str | None:

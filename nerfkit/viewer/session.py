@@ -197,7 +197,8 @@ class Session:
             lines.append(f"{'{}x{}'.format(*drawing[0])} is drawn: {drawing[1]:.0%}")
         elif self._shown is None and self.state.training is not None:
             lines = ["waiting for the next step of the training: frames are drawn between two"]
-        self.status.content = "  \n".join(lines)
+        if (text := "  \n".join(lines)) != self.status.content:  # viser sends what is set, changed or not
+            self.status.content = text
 
     def show_node(self, name: str, visible: bool) -> None:
         """Show or hide, in this browser alone, what all have in their scenes."""
