@@ -17,7 +17,7 @@ from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
 from nerfkit.export.grid import BLOCK, Grid, Piece, joined, occupied_blocks, piece_of_block
-from nerfkit.export.views import Seen, View, Views
+from nerfkit.export.views import Seen, Views
 from nerfkit.export.writing import EmptyError, Work, linear, needs_double, optional, oriented_columns, ply_bytes
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import foretold
@@ -78,29 +78,22 @@ class DepthField:
     @torch.no_grad()
     def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
         """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
-        points = grid.points(blocks, self.device).T.contiguous().T  # [P, 3]
+        points, truncation = grid.points(blocks, self.device).T.contiguous().T, TRUNCATION * grid.cell  # points [P, 3]
         total, weights = (torch.zeros(len(points), device=self.device) for _ in range(2))
         for view in self.views:
             seen = view.see(points)
             rows = seen.inside.nonzero()[:, 0]
-            distance, weight = self._distances(view, Seen(*(x[rows] for x in seen)), TRUNCATION * grid.cell)
-            total.index_add_(0, rows, weight * distance)
+            seen = Seen(*(x[rows] for x in seen))
+            depth, opacity = view.depth_at(seen)
+            # Where depth changes between pixels by a truncation at most, it is interpolated.
+            near = ((depth - seen.distance).abs() < 2 * truncation).nonzero()[:, 0]  # farther points stay clamped
+            depth[near] = view.smooth_depth_at(Seen(*(x[near] for x in seen)), truncation)
+            ahead = torch.where(depth > 0, (depth - seen.distance) / truncation, 1)  # where nothing is, the ray is free
+            weight = torch.where(depth > 0, opacity, 1 - opacity) * (ahead > -1)
+            total.index_add_(0, rows, weight * ahead.clamp(-1, 1))
             weights.index_add_(0, rows, weight)
         values = torch.where(weights >= MIN_WEIGHT, 0.5 - 0.5 * total / weights.clamp(min=1e-9), math.nan)
         return grid.split(blocks, values)
-
-    def _distances(self, view: View, seen: Seen, truncation: float) -> tuple[Tensor, Tensor]:
-        """How far P points inside of a view's image lie before what it sees, in truncations, and their weights.
-
-        1 where it sees nothing: the ray is free.
-        """
-        depth, opacity = view.depth_at(seen)
-        # Between pixels depth changes by a truncation at most, or it is not interpolated: farther points stay clamped.
-        near = ((depth - seen.distance).abs() < 2 * truncation).nonzero()[:, 0]
-        depth[near] = view.smooth_depth_at(Seen(*(x[near] for x in seen)), truncation)
-        ahead = torch.where(depth > 0, (depth - seen.distance) / truncation, 1)
-        weight = torch.where(depth > 0, opacity, 1 - opacity) * (ahead > -1)
-        return ahead.clamp(-1, 1), weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +132,9 @@ def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:
         return joined([piece_of_block(grid, *of_block) for of_block in zip(part, values, strict=True)])
 
     pieces = []
-    with tqdm(total=len(blocks), desc="surface", unit="block") as bar:
-        for start in range(0, len(blocks), BLOCKS_OF_A_PART):
-            part = blocks[start : start + BLOCKS_OF_A_PART]
-            arrays = work.part(f"blocks_{start:08d}", lambda part=part: piece_of(part)._asdict())
-            pieces.append(Piece(**arrays))
-            bar.update(len(part))
+    for start in tqdm(range(0, len(blocks), BLOCKS_OF_A_PART), desc="surface", unit="part"):
+        part = blocks[start : start + BLOCKS_OF_A_PART]
+        pieces.append(Piece(**work.part(f"blocks_{start:08d}", lambda part=part: piece_of(part)._asdict())))
     piece = joined(pieces)
     if not len(piece.faces):
         raise EmptyError("there is no surface: the opacity is below --level everywhere")
@@ -195,11 +185,14 @@ def simplified(mesh: Mesh, faces: int) -> Mesh:
     if len(mesh.faces) <= faces:
         return mesh
     simplification = optional("fast_simplification", "a mesh of fewer --faces")
-    tree = optional("scipy.spatial", "a mesh of fewer --faces").cKDTree(mesh.vertices)
     vertices, corners = simplification.simplify(mesh.vertices, mesh.faces, target_count=faces)
     corners = corners.astype(np.int64)
-    colors = mesh.colors[tree.query(vertices)[1]]
-    return Mesh(vertices, corners, vertex_normals(vertices, corners), colors)
+    return Mesh(vertices, corners, vertex_normals(vertices, corners), mesh.colors[_nearest(mesh.vertices, vertices)])
+
+
+def _nearest(places: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """The number [P] of the place [N, 3] that is nearest to each point [P, 3]."""
+    return optional("scipy.spatial", "a mesh").cKDTree(places).query(points)[1]
 
 
 def cropped(mesh: Mesh, crop: Crop | None) -> Mesh:
@@ -260,7 +253,7 @@ def colored(mesh: Mesh, views: Views, cell: float, device: torch.device) -> tupl
     kept = by_most_neighbours(mesh.faces, has_color)[mesh.faces].all(axis=1)
     if not kept.any():
         raise UserError("no training camera sees any of the surface: is the crop inside of something?")
-    color = _from_neighbours(mesh.faces[kept], has_color, color)
+    color[~has_color] = color[has_color][_nearest(mesh.vertices[has_color], mesh.vertices[~has_color])]
     return replace(mesh, colors=color).keep(kept), int((~kept).sum())
 
 
@@ -299,21 +292,6 @@ def by_most_neighbours(faces: np.ndarray, seen: np.ndarray) -> np.ndarray:
     start, end = faces.ravel(), np.roll(faces, -1, axis=1).ravel()
     total = seen + np.bincount(start, seen[end], len(seen))
     return 2 * total >= 1 + np.bincount(start, minlength=len(seen))
-
-
-def _from_neighbours(faces: np.ndarray, has_color: np.ndarray, color: np.ndarray) -> np.ndarray:
-    """Colors [V, 3] in which corners without one have the mean of their neighbours', from neighbour to neighbour."""
-    color, has_color = color.astype(np.float64), has_color.copy()
-    to, of = np.concatenate([faces[:, [k, other]] for k in range(3) for other in range(3) if other != k]).T  # edges
-    while True:
-        rows = ~has_color[to] & has_color[of]
-        count = np.bincount(to[rows], minlength=len(color))
-        found = count > 0
-        if not found.any():
-            return (color + 0.5).astype(np.uint8)
-        total = np.stack([np.bincount(to[rows], color[of[rows], c], len(color)) for c in range(3)], axis=1)
-        color[found] = total[found] / count[found, None]
-        has_color |= found
 
 
 def mesh_bytes(mesh: Mesh, formats: tuple[str, ...], name: str) -> dict[str, bytes]:

@@ -161,35 +161,20 @@ def thinned(cloud: PointCloud, count: int) -> PointCloud:
     size = float(np.ptp(cloud.positions, axis=0).max()) or 1.0
     finest, coarsest = size / 2**20, size  # a cell's size: too many points, few enough
     cells = np.zeros(len(cloud), dtype=np.int64)
-    while coarsest / finest > 1.02:
+    while coarsest / finest > 1.02 and cells.max() + 1 <= 0.97 * count:
         middle = (finest * coarsest) ** 0.5
-        found = _cells(cloud.positions - low, middle)
+        x, y, z = np.floor((cloud.positions - low) / middle).astype(np.int64).T
+        found = np.unique((x << 42) + (y << 21) + z, return_inverse=True)[1]
         if found.max() + 1 > count:
             finest = middle
         else:
             coarsest, cells = middle, found
-            if cells.max() + 1 > 0.97 * count:
-                break
-    return _means(cloud, cells)
-
-
-def _cells(offsets: np.ndarray, size: float) -> np.ndarray:
-    x, y, z = np.floor(offsets / size).astype(np.int64).T
-    return np.unique((x << 42) + (y << 21) + z, return_inverse=True)[1]
-
-
-def _means(cloud: PointCloud, cells: np.ndarray) -> PointCloud:
-    n = int(cells.max()) + 1
-    counts = np.bincount(cells, cloud.counts, n)
-
-    def mean(values: np.ndarray) -> np.ndarray:
-        parts = [np.bincount(cells, cloud.counts * column, n) / counts for column in values.reshape(len(values), -1).T]
-        return np.stack(parts, axis=1).reshape(n, *values.shape[1:])
-
-    normals = mean(cloud.normals)
+    counts = np.bincount(cells, cloud.counts)
+    values = np.column_stack([cloud.positions, cloud.normals, cloud.colors, cloud.opacity]).T  # [10, P]
+    means = np.stack([np.bincount(cells, cloud.counts * column) / counts for column in values], axis=1)
+    positions, normals, colors, opacity = np.split(means, (3, 6, 9), axis=1)
     normals /= np.linalg.norm(normals, axis=1, keepdims=True).clip(1e-12)
-    kept = [mean(cloud.positions), *(x.astype(np.float32) for x in (normals, mean(cloud.colors), mean(cloud.opacity)))]
-    return PointCloud(*kept, counts.astype(np.float32))
+    return PointCloud(positions, *(x.astype(np.float32) for x in (normals, colors, opacity[:, 0], counts)))
 
 
 def splat_bytes(cloud: PointCloud, sh_degree: int) -> bytes:
