@@ -43,13 +43,10 @@ class _LLTMParameters(nn.Module):
         """h and c of `shape`; zero where no state is given."""
         if hx is None:
             return like.new_zeros(shape), like.new_zeros(shape)  # torch.compile rejects one tensor for both
-        if not isinstance(hx, tuple | list) or len(hx) != 2 or not all(isinstance(x, Tensor) for x in hx):
+        if not isinstance(hx, tuple | list) or len(hx) != 2:
             got = [type(x).__name__ for x in hx] if isinstance(hx, tuple | list) else type(hx).__name__
             raise TypeError(f"{type(self).__name__}: hx must be a pair (h, c) of tensors, got {got}")
-        for name, value in zip("hc", hx, strict=True):
-            if tuple(value.shape) != shape:
-                wanted = f"{name} must have shape {list(shape)}"
-                raise ValueError(f"{type(self).__name__}: {wanted}, got {list(value.shape)}")
+        check(type(self).__name__, FLOATS, h=(hx[0], shape), c=(hx[1], shape, FLOATS))
         return hx
 
 

@@ -78,10 +78,8 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
         return Resolved("torch", f"no fused backend for {kind} tensors")
     why_not, advice = None, "use --ops.backend auto"
     if wanted == "cpp" and op in GPU_ONLY:
-        why_not, advice = (
-            "is not needed: on a CPU its chain of other ops runs",
-            f"leave out --ops.overrides {op} cpp",
-        )
+        why_not = "is not needed: on a CPU its chain of other ops runs"
+        advice = f"leave out --ops.overrides {op} cpp"
     elif (op, wanted) not in _implementations:
         why_not = f"is not built here, only {', '.join(available(op))} ({native.missing_hint(wanted)})"
         advice = f"{advice}. {native.how_to_build(wanted)}"

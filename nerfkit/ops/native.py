@@ -43,12 +43,9 @@ def _load(backend: str) -> Library:
     """The best library that loads; if none does, the best one that is built."""
     names = [name for name, _ in libraries_for_cpu()] if backend == "cpp" else [LIBRARIES[backend]]
     built = [_FOLDER / name for name in names if (_FOLDER / name).exists()] or [_FOLDER / LIBRARIES[backend]]
-    tried = []
-    for path in built:
-        tried.append(_load_from(path, backend))
-        if tried[-1].loaded:
-            return tried[-1]
-    return tried[0]
+    best = _load_from(built[0], backend)
+    others = (_load_from(path, backend) for path in built[1:] if not best.loaded)
+    return next((library for library in others if library.loaded), best)
 
 
 def _load_from(path: Path, backend: str) -> Library:
