@@ -58,23 +58,23 @@ def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Cap
 
     Between them, the folder in which the names of the images are their files; None if they are not at hand.
     """
-    data, as_in_run = run.config.data, "images are named as in the run, without folders"
+    data, split_of = run.config.data, {name: split for split, names in capture.splits.items() for name in names}
     try:
         scene = load_capture(data.path, data.format, data.sfm_dir, lambda text: None, of_run=True)
-    except (UserError, OSError) as error:
-        return capture, None, f"{as_in_run}: the scene is not at hand ({error})"
-    folder, scene = _named_from_a_folder(scene)
-    at_hand = _by_name(scene.images)
-    split_of = {name: split for split, names in capture.splits.items() for name in names}
-    found = [at_hand.get(image.name) or at_hand.get(f"{split_of[image.name]}/{image.name}") for image in capture.images]
-    pairs = list(zip(capture.images, found, strict=True))
-    if missing := [image.name for image, there in pairs if there is None]:
-        return capture, None, f"{as_in_run}: which image is {printable(missing[0])} is not clear"
-    names = {image.name: there.name for image, there in pairs}
-    try:
+        folder, scene = _named_from_a_folder(scene)
+        at_hand = _by_name(scene.images)
+        found = [at_hand.get(x.name) or at_hand.get(f"{split_of[x.name]}/{x.name}") for x in capture.images]
+        pairs = list(zip(capture.images, found, strict=True))
+        if missing := [image.name for image, there in pairs if there is None]:
+            raise SceneError(f"which image is {printable(missing[0])} is not clear")
         images = [_of_file(*pair) for pair in pairs]
-    except SceneError as error:
-        return capture, None, f"{as_in_run}: {error}"
+    except (UserError, OSError) as error:
+        return (
+            capture,
+            None,
+            f"images are named as in the run, without folders, as the scene's are not at hand: {error}",
+        )
+    names = {image.name: there.name for image, there in pairs}
     splits = {split: [names[name] for name in listed] for split, listed in capture.splits.items()}
     about_masks = ""
     if any(image.mask for image in images):
@@ -188,11 +188,9 @@ def path_of(capture: Capture) -> dict[str, Any]:
 
 def path_loss(capture: Capture) -> str | None:
     """What a camera path leaves out: principal points and unequal focal lengths; None if nothing."""
-    off = max(
-        max(abs(image.lens.center[0] - image.lens.width / 2), abs(image.lens.center[1] - image.lens.height / 2))
-        for image in capture.images
-    )
-    ratio = max(abs(image.lens.focal[0] / image.lens.focal[1] - 1) for image in capture.images)
+    lenses = [image.lens for image in capture.images]
+    off = np.abs([np.subtract(lens.center, (lens.width / 2, lens.height / 2)) for lens in lenses]).max()
+    ratio = max(abs(lens.focal[0] / lens.focal[1] - 1) for lens in lenses)
     if off < 0.05 and ratio < 1e-4:
         return None
     what = f"principal points (off by {off:.2f} pixels) and pixels that are no squares ({100 * ratio:.3g} %)"

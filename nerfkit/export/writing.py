@@ -24,14 +24,13 @@ from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError, UserError
 from nerfkit.files import MARKER, OwnFolder, atomic_write
 from nerfkit.rendering.images import npz_bytes
-from nerfkit.safe_io import open_regular, printable
+from nerfkit.safe_io import printable
 from nerfkit.training.run.folder import RunFolder
 
 PACKAGES = {"skimage": "scikit-image", "fast_simplification": "fast-simplification"}  # where names differ
 ABOUT = ".export.json"  # ending of the JSON beside an output
 FINISHED, UNFINISHED = "export.json", "unfinished.json"  # in a folder of outputs
 KEY = "of.json"  # in a folder of parts: what they are parts of
-MAX_PART = 2**33  # bytes
 IMAGE_FORMATS = ("exr", "npz")
 BESIDE = {"obj": ("mtl", "png")}  # endings of files that those of a format need
 PLY_TYPES = {"f4": "float", "f8": "double", "u1": "uchar"}
@@ -72,9 +71,8 @@ class Output:
             self.stem = self.own.path / name
         elif ending in known:
             if formats and ending not in formats:
-                raise UserError(
-                    f"--out {printable(self.stem)} is no file of --formats {','.join(formats)}; leave out one of them"
-                )
+                asked = ",".join(formats)
+                raise UserError(f"--out {printable(self.stem)} is none of --formats {asked}; leave out one of them")
             self.formats, self.stem = formats or (ending,), self.stem.with_suffix("")
         elif ending.isalpha():
             raise UserError(f"--out {printable(self.stem)}: cannot write .{ending}, only {', '.join(known)}")
@@ -122,10 +120,8 @@ class OutputFolder:
         if self.folder.owns(FINISHED):
             if not overwrite:
                 self.folder.unlock()
-                raise RunError(
-                    f"{printable(self.path)} holds an export already; choose another --out, or replace it with "
-                    "--overwrite"
-                )
+                where = printable(self.path)
+                raise RunError(f"{where} holds an export; choose another --out, or replace it with --overwrite")
             self.folder.clear()
         _go_on(self.folder, UNFINISHED, key)
 
@@ -187,10 +183,8 @@ class Work:
         """The arrays of a part: as an earlier attempt left them, or else made now and kept."""
         file = f"{name}.npz"
         if self.folder.owns(file):
-            with open_regular(self.folder.path / file, MAX_PART, "part of an export", RunError) as content:
-                kept = np.load(content, allow_pickle=False)
-                if not any(entry.compress_type for entry in kept.zip.infolist()):  # else it is not of this class
-                    return dict(kept)
+            with np.load(self.folder.path / file, allow_pickle=False) as kept:
+                return dict(kept)
         content, arrays = BytesIO(), make()
         np.savez(content, **arrays)
         self.folder.write(file, content.getvalue())

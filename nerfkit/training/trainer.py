@@ -241,11 +241,8 @@ class Trainer:
         self.agree()
         stopped = self.together.stops(self._should_stop)
         known = None if self.last_step == UNLIMITED else self.last_step
-        bar = tqdm(
-            total=known, initial=self.step, desc="training", unit="step",
-            disable=not (progress_bar and self.processes.is_first),
-        )  # fmt: skip
-        with bar:
+        is_hidden = not (progress_bar and self.processes.is_first)
+        with tqdm(total=known, initial=self.step, desc="training", unit="step", disable=is_hidden) as bar:
             for step in self.steps() if not stopped else ():
                 bar.update()
                 if step % self.log_every == 0:

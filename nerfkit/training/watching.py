@@ -40,7 +40,7 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 
 TRUTH = "truth.png"
-PREVIEW = re.compile(r"(\d{6,10})\.png")
+FILE, PREVIEW = "{:06d}.png", re.compile(r"(\d{6,10})\.png")  # of an image, by its step
 SIDE = {"cuda": 200, "cpu": 100}  # pixels of the longest side, at most
 AUTOMATIC = -1  # preview_every: N_PREVIEWS of them, evenly spaced in the logarithm of the progress from FIRST to 1
 N_PREVIEWS, FIRST = 30, 1 / 500
@@ -162,7 +162,7 @@ class Previews(Watcher):
 
         def open_folder() -> None:
             self.folder = folder.child(PREVIEWS, PREVIEWS)
-            self.folder.clear(_file_name(step) for step in self.steps() if step > trainer.step)
+            self.folder.clear(FILE.format(step) for step in self.steps() if step > trainer.step)
 
         trainer.on_step.append(self.after_step)
         self._passed = places_passed(trainer.progress)
@@ -191,7 +191,7 @@ class Previews(Watcher):
         began = time.perf_counter()
         with in_eval_mode(trainer.model):
             image = ImageRenderer(trainer.model, self.background)(self.cameras, 0)["rgb"]  # [H, W, 3]
-        self.folder.write(_file_name(trainer.step), png_bytes(image))
+        self.folder.write(FILE.format(trainer.step), png_bytes(image))
         for call in self.on_image:
             call(trainer.step, image)
         self._passed = places_passed(trainer.progress)
@@ -202,7 +202,7 @@ class Previews(Watcher):
         truth = to_uint8(self.truth)
         if not (stopped and steps) and trainer.step not in steps:
             self._draw(trainer)
-        drawn = {step: imageio.imread(self.folder.path / _file_name(step)) for step in self.steps()}
+        drawn = {step: imageio.imread(self.folder.path / FILE.format(step)) for step in self.steps()}
         images = {step: image for step, image in drawn.items() if image.shape == truth.shape}  # not another device's
         known = [(0, 0.0), *((line["step"], line["seconds"]) for line in read_log(self.folder.path.parent))]
         seconds = np.interp(list(images), *zip(*known, (trainer.step, trainer.seconds), strict=True))
@@ -218,10 +218,6 @@ def strip(titles: list[str], images: list[np.ndarray], truth: np.ndarray) -> Ten
     chosen = [i * (len(images) - 1) // max(n - 1, 1) for i in range(n)]
     parts = [*((titles[i], images[i]) for i in chosen), ("truth", truth)]
     return beside([(title, torch.from_numpy(image) / 255) for title, image in parts])
-
-
-def _file_name(step: int) -> str:
-    return f"{step:06d}.png"
 
 
 class ScoresOverTime:
@@ -289,18 +285,13 @@ class TensorBoard(Watcher):
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
         trainer.on_log.append(self.add_line)
         if previews is not None:
-            previews.on_image.append(self.add_image)
+            previews.on_image.append(lambda step, image: self._add("image", "preview", image, step, dataformats="HWC"))
             self._add("image", "truth", previews.truth, trainer.step, dataformats="HWC")
 
     def add_line(self, line: dict[str, float]) -> None:
         for name, value in line.items():
-            if name == TEST_PSNR:
-                self._add("scalar", "test/psnr", value, line["step"])
-            elif name != "step":
-                self._add("scalar", f"train/{name}", value, line["step"])
-
-    def add_image(self, step: int, image: Tensor) -> None:
-        self._add("image", "preview", image, step, dataformats="HWC")
+            if name != "step":
+                self._add("scalar", "test/psnr" if name == TEST_PSNR else f"train/{name}", value, line["step"])
 
     def add_scores(self, metrics: dict[str, Any]) -> None:
         for name in SCORES:

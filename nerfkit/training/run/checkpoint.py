@@ -76,9 +76,7 @@ def load(folder: Path, whole: set[str] | None = None) -> tuple[dict[str, Tensor]
             if whole is not None:
                 whole.add(path.name)
             return tensors, state
-    if exists(folder):
-        raise RunError(f"no intact checkpoint in {folder}: {'; '.join(problems)}")
-    raise RunError(f"no checkpoint in {folder}; is it a run folder?")
+    raise RunError(f"no intact checkpoint in {folder}: {'; '.join(problems)}")
 
 
 def part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -92,10 +90,8 @@ def fill(module: nn.Module, name: str, tensors: dict[str, Tensor], folder: Path)
     try:
         module.load_state_dict(part(tensors, name))
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise RunError(
-            f"the checkpoint in {folder} does not fit {CONFIG} beside it; was that edited? ({reason[:200]})"
-        ) from None
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"the checkpoint in {folder} does not fit its {CONFIG}; was that edited? ({reason})") from None
 
 
 def taken(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:

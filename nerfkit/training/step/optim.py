@@ -141,8 +141,7 @@ def _prepare(group: dict[str, Any]) -> None:
     devices = {p.device for p in group["params"]}
     if len(devices) > 1:
         raise ValueError(f"LazyAdam: the parameters of a group must be on one device, got {sorted(map(str, devices))}")
-    wrong = [p.dtype for p in group["params"] if p.dtype not in DTYPES]
-    if wrong:
+    if wrong := [p.dtype for p in group["params"] if p.dtype not in DTYPES]:
         raise TypeError(f"LazyAdam: parameters must be float32 or float64, got {str(wrong[0]).removeprefix('torch.')}")
     if not all(0 <= beta < 1 for beta in group["betas"]):
         raise ValueError(f"LazyAdam: betas must be at least 0 and below 1, got {group['betas']}")
