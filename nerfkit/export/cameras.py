@@ -54,10 +54,8 @@ def capture_of(run: Run, splits: tuple[str, ...], transform: SceneTransform | No
 
 
 def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Capture, Path | None, str]:
-    """The capture with the files of the scene's images and its sparse points, where they are at hand, and a note.
-
-    Between them, the folder in which the names of the images are their files; None if they are not at hand.
-    """
+    """The capture with the scene's files and sparse points, the folder that its images are named from, and a note; it
+    stays, without a folder, where the scene is not at hand."""
     data, split_of = run.config.data, {name: split for split, names in capture.splits.items() for name in names}
     try:
         scene = load_capture(data.path, data.format, data.sfm_dir, lambda text: None, of_run=True)
@@ -151,10 +149,7 @@ def _listed(capture: Capture) -> Capture:
 def write(
     capture: Capture, formats: tuple[str, ...], output: OutputFolder, from_run: Capture | None = None
 ) -> list[str]:
-    """Write the files of FORMATS; their names. Raises an error that names what a format cannot hold.
-
-    A camera path, which has no images, is of the size that the run has, where `from_run` is given.
-    """
+    """Write files of FORMATS; their names. A camera path, which has no images, is of the size of `from_run`."""
     names = []
     if "path" in formats:
         names.append(PATH)

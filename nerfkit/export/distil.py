@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small field that learns what a run's own field shows, from rays of its training cameras and of ones between them.
-
-The teacher's colors and opacities are images with alpha, of which a student is trained as of any others.
-"""
+"""A small field that learns from images, with alpha, that a run's own field shows training cameras and ones between."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from dataclasses import replace
 from itertools import count
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.config import ModelConfig, OpsConfig, ResolvedConfig
@@ -96,13 +92,9 @@ def taught(run: Run, cameras: Cameras) -> ImagePool:
     image_of, on_device, pixels = ImageRenderer(run.model, run.background), cameras.to(run.device), []
     for view in tqdm(range(len(cameras)), desc="teacher", unit="view"):
         rendered = image_of(on_device, view, ("rgb", "opacity"))
-        pixels.append(_straight(rendered["rgb"], rendered["opacity"][..., None], run.background.cpu()))
+        opacity = rendered["opacity"][..., None]  # [H, W, 1]
+        color = (rendered["rgb"] - (1 - opacity) * run.background.cpu()) / opacity.clamp(min=1e-3)
+        pixels.append((torch.cat([color.clamp(0, 1), opacity], dim=-1) * 255 + 0.5).to(torch.uint8).flatten(0, 1))
     sizes = tuple(cameras.sizes())
     counts = torch.tensor([width * height for width, height in sizes])
     return ImagePool(torch.cat(pixels), counts.cumsum(0) - counts, sizes)
-
-
-def _straight(rgb: Tensor, opacity: Tensor, background: Tensor) -> Tensor:
-    """Pixels [P, 4] uint8 of colors over a background [H, W, 3] and their opacity [H, W, 1]."""
-    color = (rgb - (1 - opacity) * background) / opacity.clamp(min=1e-3)
-    return (torch.cat([color.clamp(0, 1), opacity], dim=-1) * 255 + 0.5).to(torch.uint8).flatten(0, 1)

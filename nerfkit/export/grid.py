@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grid of cubic cells over what is exported, worked on in blocks of them, and triangles through these.
-
-What is held in memory is one block's.
-"""
+"""A grid of cubic cells over what is exported, and triangles through them; memory holds a block of cells at a time."""
 
 from __future__ import annotations
 
@@ -101,10 +98,7 @@ class Grid:
 
 
 def occupied_blocks(grid: Grid, model: Model) -> np.ndarray:
-    """Blocks [N, 3] that hold an occupied cell of the model's sampler, or are next to one; all if it has no such cells.
-
-    All, too, where the occupancy is of contracted space, whose cells are no boxes.
-    """
+    """Blocks [N, 3] in or beside an occupied cell of the model's sampler; all where it has none that are boxes."""
     sampler = getattr(model, "sampler", None)
     if not isinstance(sampler, BoxSampler):
         return np.argwhere(np.ones(grid.n_blocks, dtype=bool))
@@ -127,10 +121,7 @@ NO_PIECE = Piece(np.zeros((0, 3)), np.zeros(0, np.int64), np.zeros((0, 3), np.in
 
 
 def piece_of_block(grid: Grid, block: np.ndarray, inside: np.ndarray) -> Piece:
-    """Triangles of one block, by marching cubes, where values [X, Y, Z] in [0, 1] at its corners are 0.5.
-
-    A value is NaN where nothing is known.
-    """
+    """Triangles of a block, by marching cubes, where values [X, Y, Z] at its corners are 0.5; NaN: nothing is known."""
     known = np.isfinite(inside)
     values = np.where(known, inside, 0).astype(np.float32) - LEVEL
     values = np.where(np.abs(values) < NUDGE, np.where(values < 0, -NUDGE, NUDGE), values)

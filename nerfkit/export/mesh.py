@@ -245,10 +245,7 @@ def _square(pixel: Tensor, level: int, width: int) -> Tensor:
 
 
 def colored(mesh: Mesh, views: Views, cell: float, device: torch.device) -> tuple[Mesh, int]:
-    """The mesh with colors, without the faces that no camera sees, and how many those were.
-
-    `cell` is the size of the cells that it was made from [model units].
-    """
+    """The mesh, made of cells of a size, with colors, without faces that no camera sees, and how many those were."""
     has_color, color = _seen_colors(mesh, views, cell, device)
     kept = by_most_neighbours(mesh.faces, has_color)[mesh.faces].all(axis=1)
     if not kept.any():

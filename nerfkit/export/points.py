@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points on surfaces: where the rays of training views end, if neighbours and other views agree.
-
-Also as flat Gaussians in the PLY layout of 3D Gaussian splatting: a start for programs that optimise those.
-"""
+"""Points where rays of training views end, if neighbours and other views agree; also as flat Gaussians, or splats."""
 
 from __future__ import annotations
 
@@ -116,18 +113,12 @@ def points_of_view(view: View, others: list[View]) -> PointCloud:
 def agrees_with_neighbours(depth: Tensor) -> Tensor:
     """Whether the four neighbours of a pixel, all of which must be there, have about its depth, [H, W] bool."""
     around = F.pad(depth, (1, 1, 1, 1))
-    shifted = (around[1:-1, :-2], around[1:-1, 2:], around[:-2, 1:-1], around[2:, 1:-1])
-    result = depth > 0
-    for other in shifted:
-        result &= (other - depth).abs() < AGREE * depth
-    return result
+    shifted = torch.stack([around[1:-1, :-2], around[1:-1, 2:], around[:-2, 1:-1], around[2:, 1:-1]])
+    return (depth > 0) & ((shifted - depth).abs() < AGREE * depth).all(0)
 
 
 def normals_of(positions: Tensor, smooth: Tensor, eye: Tensor) -> Tensor:
-    """Unit normals [H, W, 3] of a depth image's points, towards the camera; 0 where they are not known.
-
-    From differences across a pixel, then the mean of the smooth ones around it.
-    """
+    """Unit normals [H, W, 3] of a depth image's points, towards the camera, averaged over pixels; 0: not known."""
     across = F.pad(positions[:, 2:] - positions[:, :-2], (0, 0, 1, 1))
     down = F.pad(positions[2:] - positions[:-2], (0, 0, 0, 0, 1, 1))
     normal = torch.linalg.cross(down, across) * smooth[..., None]  # larger where a pixel sees more
@@ -138,10 +129,7 @@ def normals_of(positions: Tensor, smooth: Tensor, eye: Tensor) -> Tensor:
 
 
 def agrees_with_views(points: Tensor, others: list[View]) -> Tensor:
-    """Whether points [P, 3] lie at the depth of more views than see through them; those without a say are left out.
-
-    One view at least must agree, if there are others.
-    """
+    """Whether points [P, 3] lie at the depth of more views than see through them, and of one at least, if any are."""
     agree, deny = (torch.zeros(len(points), dtype=torch.int64, device=points.device) for _ in range(2))
     for view in others:
         seen = view.see(points)

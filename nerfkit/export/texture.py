@@ -93,10 +93,7 @@ def _cross(a: Tensor, b: Tensor) -> Tensor:
 
 
 def photo_of(images: Images | None, views: Views, number: int, texel: float) -> View:
-    """One training image, as large as texels of a length can use, or if there is none what is rendered of its view.
-
-    Its opacity is how much each pixel counts.
-    """
+    """A training image, as large as texels of a length can use, or else its view rendered; opacity is how it counts."""
     if images is None:
         return View(views[number].camera, views[number].rgb, torch.ones_like(views[number].depth), views[number].depth)
     one = images[[number]]

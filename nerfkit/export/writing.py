@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where exports go and how: never over what is there, unless asked, with a JSON that says how each was made.
-
-Binary PLY files of points, triangles and splats; views as EXR, which programs for film read, or NPZ; parts of a long
-export, which a later attempt goes on with.
-"""
+"""Where exports go and how: never over what is there, unless asked, with a JSON that says how each was made."""
 
 from __future__ import annotations
 
@@ -52,14 +48,10 @@ def optional(module: str, what: str) -> ModuleType:
 
 
 class Output:
-    """The files `<stem>.<format>` of one export and `<stem>.export.json`, in RUN/export or where the user says.
+    """The files `<stem>.<format>` of one export and `<stem>.export.json`.
 
-    Args:
-        run: the run folder.
-        out: of the user: a file whose ending is one of the formats, a name without ending, or nothing.
-        name: of the file, if `out` is empty.
-        formats: that are asked for, endings without the dot; if none is, the ending of `out` decides, or else it is the
-            first of `known`, all that there are.
+    They go where the user says with `out`, a file of one of the `known` endings or a name without, or else to
+    RUN/export/`name`. If no `formats` are asked for, that ending decides, or else it is the first known one.
     """
 
     def __init__(self, run: Path, out: str, name: str, formats: tuple[str, ...], known: tuple[str, ...]):
@@ -103,11 +95,30 @@ class Output:
         return list(files)
 
 
-class OutputFolder:
-    """A folder of an export: new, empty, or of an unfinished one with the same key, which goes on.
+class Unfinished:
+    """A folder whose files stay if Ctrl-C ends what writes them: the same command goes on."""
 
-    A finished one is replaced if `overwrite` says so. `export.json`, written last, says how it was made.
-    """
+    folder: OwnFolder
+
+    def go_on(self, name: str, key: dict[str, Any]) -> None:
+        """Keep what is in the folder if its file `name` holds the key, else start anew."""
+        text = json.dumps(key, sort_keys=True)
+        file = self.folder.path / name
+        if not self.folder.owns(name) or file.read_text(encoding="utf-8", errors="replace") != text:
+            self.folder.clear()
+            self.folder.write(name, text)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type | None, *exception: object) -> None:
+        if kind is KeyboardInterrupt:
+            print(f"\nwhat is done is kept in {printable(self.folder.path)}; the same command goes on from there")
+
+
+class OutputFolder(Unfinished):
+    """A folder of an export: new, empty, or of an unfinished one with the same key, which goes on; a finished one is
+    replaced if `overwrite` says so. `export.json`, written last, says how it was made."""
 
     def __init__(self, run: Path, out: str, name: str, overwrite: bool, key: dict[str, Any]):
         if out:
@@ -123,51 +134,26 @@ class OutputFolder:
                 where = printable(self.path)
                 raise RunError(f"{where} holds an export; choose another --out, or replace it with --overwrite")
             self.folder.clear()
-        _go_on(self.folder, UNFINISHED, key)
+        self.go_on(UNFINISHED, key)
 
     def finish(self, about: dict[str, Any]) -> None:
         self.folder.write(FINISHED, json.dumps(about, indent=1) + "\n")
         (self.path / UNFINISHED).unlink(missing_ok=True)
         self.folder.unlock()
 
-    def __enter__(self) -> OutputFolder:
-        return self
-
-    def __exit__(self, kind: type | None, *exception: object) -> None:
-        if kind is KeyboardInterrupt:
-            say_kept(self.folder)
-
-
-def _go_on(folder: OwnFolder, name: str, key: dict[str, Any]) -> None:
-    """Keep what is in a folder if its file `name` holds the key, else start anew."""
-    text = json.dumps(key, sort_keys=True)
-    if not folder.owns(name) or (folder.path / name).read_text(encoding="utf-8", errors="replace") != text:
-        folder.clear()
-        folder.write(name, text)
-
-
-def say_kept(folder: OwnFolder) -> None:
-    print(f"\nwhat is done is kept in {printable(folder.path)}; the same command goes on from there")
-
 
 class EmptyError(UserError):
     """There is nothing to export."""
 
 
-class Work:
-    """The folder `<output>.work` with parts of a long export, until that is complete, or empty.
-
-    Parts of another export, or of other options, are thrown away.
-    """
+class Work(Unfinished):
+    """The folder `<output>.work` with parts of a long export, until that is complete; those of another are deleted."""
 
     def __init__(self, output: Path, key: dict[str, Any]):
         self.folder = OwnFolder(output.with_name(f"{output.name}.work"), "unfinished export")
         self.folder.claim()
         self.folder.lock()
-        _go_on(self.folder, KEY, key)
-
-    def __enter__(self) -> Work:
-        return self
+        self.go_on(KEY, key)
 
     def __exit__(self, kind: type | None, *exception: object) -> None:
         if kind in (None, EmptyError):  # the output is there, or nothing to be written
@@ -175,8 +161,7 @@ class Work:
             (self.folder.path / MARKER).unlink(missing_ok=True)
             with suppress(OSError):  # a file of the user's is in it
                 self.folder.path.rmdir()
-        elif kind is KeyboardInterrupt:
-            say_kept(self.folder)
+        super().__exit__(kind)
         self.folder.unlock()
 
     def part(self, name: str, make: Callable[[], Arrays]) -> Arrays:

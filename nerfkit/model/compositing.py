@@ -30,9 +30,8 @@ def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background
     n_rays, n_padding = samples.ray_complete.shape[0], samples.ray_offsets.shape[0] - 1 - samples.ray_complete.shape[0]
     if background.dim() == 2 and n_padding:
         background = F.pad(background, (0, 0, 0, n_padding))
-    color, opacity, depth, weights = composite(
-        density, rgb, samples.t_starts, samples.t_ends, samples.ray_offsets, background
-    )
+    intervals = samples.t_starts, samples.t_ends, samples.ray_offsets
+    color, opacity, depth, weights = composite(density, rgb, *intervals, background)
     return Rendering(color[:n_rays], opacity[:n_rays], depth[:n_rays], weights, samples)
 
 

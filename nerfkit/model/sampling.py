@@ -262,9 +262,8 @@ def _evaluate_density(
     else:
         n_rows, (offsets, fit) = room, truncate_offsets(offsets, room)
     source_offsets = ray_offsets.clamp(max=max(len(t_starts) - skip, 0))
-    positions, *_, ray_index = compact_samples(
-        *rays[:2], t_starts[skip:], t_ends[skip:], source_offsets, offsets, n_rows
-    )
+    source = t_starts[skip:], t_ends[skip:], source_offsets
+    positions, *_, ray_index = compact_samples(*rays[:2], *source, offsets, n_rows)
     shift = ray_offsets[:-1] + skip - offsets[:-1]  # [R]
     row = torch.arange(n_rows, device=shift.device)
     target = torch.where(row < offsets[-1], row + shift[ray_index], len(t_starts) + row)  # padding comes last

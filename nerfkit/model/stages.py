@@ -82,10 +82,7 @@ class RayAggregator(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Two small networks: features -> density and geometry features; these, direction and context -> color.
-
-    `context` are the widths of what the color network sees of the ray besides.
-    """
+    """Two small networks: features -> density and geometry features; these, direction, `context` (widths) -> color."""
 
     ops = ()  # but those of its networks
     n_geometry_features = 16  # outputs of the density network: first the density; the color network sees all

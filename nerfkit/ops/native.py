@@ -103,10 +103,7 @@ def fake(name: str) -> Callable[[Callable], Callable]:
 
 
 def constant_in_traces(function: Callable) -> Callable:
-    """Decorator: torch.compile calls the function while it traces, and keeps the result.
-
-    As `torch.compiler.assume_constant_result`, which imports the compiler, and that takes as long as torch itself.
-    """
+    """Decorator: torch.compile keeps what the function returns while it traces. Torch's own imports the compiler."""
     function._dynamo_marked_constant = True
     return function
 

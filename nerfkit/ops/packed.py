@@ -136,10 +136,7 @@ def _sum_after(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor
 
 
 class _SumOfOthers(torch.autograd.Function):
-    """Sum of the earlier values of a ray, or of the `later` ones: each is the gradient of the other.
-
-    Autograd would sum the gradients of all rays at once, where a NaN reaches every earlier ray.
-    """
+    """Sum of the earlier values of a ray, or of the `later` ones, its gradient: autograd's lets NaN spread."""
 
     generate_vmap_rule = True
 

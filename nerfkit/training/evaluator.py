@@ -139,10 +139,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def beside_truth(
     image_of: ImageRenderer, images: ImagePool, views: Views, cameras: Cameras, view: int
 ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-    """Truth [H, W, 3] and rendering of one view, and its `pixels_that_count`.
-
-    `cameras` are those of the views on the model's device.
-    """
+    """Truth [H, W, 3], rendering and `pixels_that_count` of one view; `cameras` are on the model's device."""
     truth = blend(images.image(view), image_of.background.cpu())
     return truth, image_of(cameras, view), pixels_that_count(images, views, view)
 
@@ -166,10 +163,8 @@ def in_order(shares: list[list[Any]]) -> list[Any]:
 def scores(
     render: Tensor, truth: Tensor, counts: Tensor | None, lpips: metrics.Lpips | None, device: torch.device
 ) -> dict[str, float | None]:
-    """PSNR, SSIM and LPIPS of an image [H, W, 3]; LPIPS is None without its network. SSIM is computed on `device`.
-
-    Pixels that do not count (`counts` [H, W] bool) are left out of PSNR; the others see the truth there.
-    """
+    """PSNR, SSIM and LPIPS of an image [H, W, 3], None without its network; where pixels do not count (`counts` [H, W]
+    bool) PSNR leaves them out, and the others see the truth."""
     compared = render if counts is None else torch.where(counts[..., None], render, truth)
     distance = lpips(compared, truth) if lpips is not None else None
     similarity = metrics.ssim(compared, truth, device)
@@ -211,13 +206,9 @@ def aligned(
     Where poses are refined, field and given poses may differ by what refinement did: a score at the given pose of a
     test view then measures that pose, too. The search starts at the given pose: the mean of the corrections is 0.
 
-    Args:
-        model: on the device of `cameras`.
-        truth: [H, W, 3] over `background` [3].
-        counts: [H, W] bool, pixels that count; None if all do.
-
-    With data.appearance the light of the image is fitted beside the pose, and then forgotten. Global random numbers
-    are not used. Source: BARF (arXiv:2104.06405), section 4: test-time photometric pose optimization.
+    `truth` [H, W, 3] is over `background` [3]; `counts` [H, W] bool are the pixels that count, all if it is None. With
+    data.appearance the light of the image is fitted beside the pose, and then forgotten. Global random numbers are not
+    used. Source: BARF (arXiv:2104.06405), section 4: test-time photometric pose optimization.
     """
     device, unit = cameras.focal.device, radius_of(config.data.box)
     scale = torch.tensor([1.0] * 3 + [unit] * 3, device=device)  # of a move, in radians and scene units

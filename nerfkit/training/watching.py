@@ -135,13 +135,7 @@ class Watcher:
 
 
 class Previews(Watcher):
-    """Draws images into a run folder: `attach` it to a trainer before training, `finish` after it.
-
-    Args:
-        config: of the run; uses data.background and trainer.preview_every.
-        view: the one view of the images, such as `shown_view`.
-        device: of the model.
-    """
+    """Draws images of one view into a run folder: `attach` it to a trainer before training, `finish` after it."""
 
     what = "no more images are drawn"
 

@@ -164,10 +164,8 @@ class RunFolder(OwnFolder):
 
 
 def _description(config: Config, scene: RunScene, before: Mapping[str, Decision] = {}) -> dict[str, str]:  # noqa: B006
-    """Content of the files that describe a run; raises ConfigError for a path that they cannot hold.
-
-    Values that are those of `before`, which a run that goes on states, were decided then.
-    """
+    """Content of the files that describe a run, ConfigError for a path that they cannot hold; values that are those of
+    `before`, which a run that goes on states, were decided then."""
     named = config.data.path, config.data.sfm_dir, config.eval.lpips
     path, poses, lpips = (str(Path(name).expanduser().resolve()) if name else "" for name in named)
     data = replace(config.data, path=path, sfm_dir=poses)

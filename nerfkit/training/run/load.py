@@ -100,8 +100,7 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
     config.decisions = read_decisions(folder)
     scene = read_scene(folder)
     tensors, state = checkpoint.load(folder)
-    model = build_model(config)
-    model = model.to(chosen).eval()
+    model = build_model(config).to(chosen).eval()
     of_images = model.resolved(chosen).get("render_rays")  # raises BackendError for one that cannot run here
     if of_images and of_images.backend == "torch" and UNFIT in of_images.reason:
         warnings.warn(f"images take longer, as they are rendered op by op: {of_images.reason}", stacklevel=2)

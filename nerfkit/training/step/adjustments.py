@@ -81,10 +81,7 @@ class ViewAdjustments(nn.Module):
         return [{"params": [p], "lr": torch.zeros((), device=device)} for p in self.parameters()]
 
     def rates(self, progress: float) -> list[float]:
-        """Learning rate of each group when a share of the schedule is done, 0 to 1.
-
-        Poses wait until there is a field to align them with.
-        """
+        """Learning rate of each group at a share of the schedule; poses wait for a field to align them with."""
         fall = LAST_SHARE ** min(progress, 1.0)
         rise = min(max((progress - POSES_START) / (POSES_FULL - POSES_START), 0.0), 1.0)
         rates = {"appearance": APPEARANCE_RATE * fall, "poses": POSE_RATE * rise * fall}

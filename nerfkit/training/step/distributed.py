@@ -73,12 +73,6 @@ class Distributed(OneProcess):
     """One of several processes that train a model, which call the same methods at the same steps.
 
     A parameter without a gradient counts as one whose gradient is zero: another process may have one.
-
-    Args:
-        processes: that add.
-        model: on one device, its parameters of one type.
-        adjustments: what is learned of the views besides.
-        generator: of the training.
     """
 
     warm_up_steps = 12  # NCCL connects in the first ones
