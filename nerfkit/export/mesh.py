@@ -160,11 +160,8 @@ def without_small_parts(mesh: Mesh, share: float) -> tuple[Mesh, int]:
 
 def connected_parts(faces: np.ndarray) -> np.ndarray:
     """The number [F] of the connected part that each face is of."""
-    sparse = optional("scipy.sparse", "a mesh")
-    a, b, c = faces.T
-    edges = np.ones(2 * len(a), dtype=bool), (np.concatenate([a, b]), np.concatenate([b, c]))
-    graph = sparse.coo_matrix(edges, shape=(faces.max(initial=0) + 1,) * 2)
-    return sparse.csgraph.connected_components(graph, directed=False)[1][a]
+    label = optional("trimesh.graph", "a mesh").connected_component_labels
+    return label(np.concatenate([faces[:, :2], faces[:, 1:]]), faces.max(initial=0) + 1)[faces[:, 0]]
 
 
 def filled(mesh: Mesh, longest: float) -> tuple[Mesh, int]:

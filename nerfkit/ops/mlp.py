@@ -81,16 +81,13 @@ def why_no_kernel(
     if dtype not in (torch.float16, torch.bfloat16):
         return f"its kernel takes float16 and bfloat16, got {str(dtype).removeprefix('torch.')}"
     hidden = list(widths[1:-1])
-    if len(hidden) not in (1, 2):
-        return f"its kernel takes one or two hidden layers, got {len(hidden)}"
-    if hidden[0] not in HIDDEN or hidden[-1] != hidden[0]:
-        got = " and ".join(map(str, hidden))
-        return f"its kernel takes hidden layers of one width, 16, 32 or 64 units, got {got}"
-    for width in input_widths:
-        if width % INPUT_MULTIPLE:
-            return f"its kernel takes inputs of a multiple of {INPUT_MULTIPLE} values, got {width}"
-    if widths[0] > WIDEST_INPUT:
-        return f"its kernel takes inputs of at most {WIDEST_INPUT} values together, got {widths[0]}"
+    if len(hidden) not in (1, 2) or len(set(hidden)) != 1 or hidden[0] not in HIDDEN:
+        return (
+            f"its kernel takes one or two hidden layers of one width, 16, 32 or 64 units, got {len(hidden)}: {hidden}"
+        )
+    if widths[0] > WIDEST_INPUT or any(width % INPUT_MULTIPLE for width in input_widths):
+        wanted = f"inputs of multiples of {INPUT_MULTIPLE} values, at most {WIDEST_INPUT} together"
+        return f"its kernel takes {wanted}, got {list(input_widths)}, {widths[0]} together"
     if widths[-1] > WIDEST_OUTPUT:
         return f"its kernel takes at most {WIDEST_OUTPUT} outputs, got {widths[-1]}"
     return why_not_on(device.index)
