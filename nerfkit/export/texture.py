@@ -93,7 +93,7 @@ def _cross(a: Tensor, b: Tensor) -> Tensor:
 
 
 def photo_of(images: Images | None, views: Views, number: int, texel: float) -> View:
-    """A training image, as large as texels of a length can use, or else its view rendered; opacity is how it counts."""
+    """A training image, as large as texels of a length can use, or its view rendered; pixels count by their opacity."""
     if images is None:
         return View(views[number].camera, views[number].rgb, torch.ones_like(views[number].depth), views[number].depth)
     one = images[[number]]

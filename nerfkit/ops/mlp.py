@@ -82,9 +82,7 @@ def why_no_kernel(
         return f"its kernel takes float16 and bfloat16, got {str(dtype).removeprefix('torch.')}"
     hidden = list(widths[1:-1])
     if len(hidden) not in (1, 2) or len(set(hidden)) != 1 or hidden[0] not in HIDDEN:
-        return (
-            f"its kernel takes one or two hidden layers of one width, 16, 32 or 64 units, got {len(hidden)}: {hidden}"
-        )
+        return f"its kernel takes 1 or 2 hidden layers of one width, 16, 32 or 64 units, got {len(hidden)}: {hidden}"
     if widths[0] > WIDEST_INPUT or any(width % INPUT_MULTIPLE for width in input_widths):
         wanted = f"inputs of multiples of {INPUT_MULTIPLE} values, at most {WIDEST_INPUT} together"
         return f"its kernel takes {wanted}, got {list(input_widths)}, {widths[0]} together"
