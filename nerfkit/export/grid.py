@@ -27,11 +27,9 @@ NO_EDGE = -1  # of vertices inside of a cell
 
 
 def domain(model: Model, config: Config, crop: Crop | None, transform: SceneTransform | None) -> np.ndarray:
-    """The box [2, 3] float64, in the model's frame, that holds what is exported.
-
-    It is where the sampler looks, cut to the crop's bounds. Raises UserError if nothing is left. In unbounded space it
-    is the crop's bounds, wherever they lie, and without a crop what is not contracted.
-    """
+    """The box [2, 3] float64, in the model's frame, that holds what is exported: where the sampler looks, cut to the
+    crop's bounds, UserError if nothing is left. In unbounded space it is these, wherever they lie, and without a crop
+    what is not contracted."""
     box = np.array(config.data.box).reshape(2, 3)
     if config.sampling.kind == "contracted":
         return box if crop is None else crop.bounds()

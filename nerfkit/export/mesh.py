@@ -78,7 +78,8 @@ class DepthField:
     @torch.no_grad()
     def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
         """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
-        points, truncation = grid.points(blocks, self.device).T.contiguous().T, TRUNCATION * grid.cell  # points [P, 3]
+        points = grid.points(blocks, self.device).T.contiguous().T  # [P, 3]
+        truncation = TRUNCATION * grid.cell
         total, weights = (torch.zeros(len(points), device=self.device) for _ in range(2))
         for view in self.views:
             seen = view.see(points)

@@ -19,10 +19,8 @@ from nerfkit.ops.packed import offsets_from_counts, sum_rays
 
 @contextmanager
 def cropped(model: Model, crop: Crop | None) -> Iterator[None]:
-    """Inside, the model samples its rays in the crop alone; without one, nothing changes.
-
-    Everything outside counts as empty: what lies behind it is seen. Raises UserError for a model without a sampler.
-    """
+    """Inside, the model samples its rays in the crop alone, and what lies behind all else is seen; without one nothing
+    changes. Raises UserError for a model without a sampler."""
     if crop is None:
         yield
         return

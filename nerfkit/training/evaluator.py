@@ -58,12 +58,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Render every view of a split, compare it with the truth, and write scores and comparison images.
 
-    Several processes share the views out; all return the scores, the first writes them.
-
-    They go to the run folder for the test views, to eval/<split> for another split, to eval/on_<scene> for views of
-    `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is not finite;
-    earlier scores are then unchanged. Where views were trained with a light or a pose of their own, PSNR is there with
-    the light or the pose of each view fitted, too: see `other_scores`.
+    Several processes share the views out; all return the scores, the first writes them: to the run folder for the test
+    views, to eval/<split> for another split, to eval/on_<scene> for views of `other_scene`. `state` is the
+    checkpoint's: steps and training time. Raises RunError for a score that is not finite; earlier scores are then
+    unchanged. Where views were trained with a light or a pose of their own, PSNR is there with these fitted, too: see
+    `other_scores`.
     """
     check_scorable(views)
     lpips = metrics.Lpips(config.eval.lpips, device) if config.eval.lpips else None

@@ -35,10 +35,8 @@ BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionEr
 
 
 def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Write a checkpoint; the one before becomes the previous one, unless it is broken.
-
-    Raises RunError if the disk is full or the folder cannot be written; the last checkpoint is then unchanged.
-    """
+    """Write a checkpoint; the one before becomes the previous one, unless it is broken. Raises RunError if it cannot be
+    written, as where the disk is full; the last one is then unchanged."""
     state = {"format": FORMAT_VERSION, **state}
     text = json.dumps(state)
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
@@ -58,10 +56,8 @@ def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -
 
 
 def load(folder: Path, whole: set[str] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state of the newest intact checkpoint, whose name is added to `whole`; warns if it is not the newest.
-
-    Raises RunError if there is none, or it is of another format version.
-    """
+    """Tensors and state of the newest intact checkpoint, whose name is added to `whole`; warns if it is not the newest,
+    raises RunError if there is none, or it is of another format version."""
     problems = []
     for path in (folder / NEWEST, folder / PREVIOUS):
         try:
