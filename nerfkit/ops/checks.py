@@ -53,10 +53,7 @@ def check(op: str, dtypes: tuple[torch.dtype, ...], **tensors: tuple | bool) -> 
     """
     sizes: dict[str, int] = {}
     first = None
-    for name, wanted in tensors.items():
-        if not wanted:
-            continue
-        tensor, shape, *own = wanted
+    for name, (tensor, shape, *own) in ((name, wanted) for name, wanted in tensors.items() if wanted):
         own = own if first else (dtypes,)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor {_wanted(shape, sizes, own)}, got {type(tensor).__name__}")
