@@ -135,7 +135,9 @@ class Renderer(Model):
         net, n_features = self.decoder.density_net.widths, self.grid.table.shape[1]
         n_state = self.aggregator.lltm_size if self.aggregator else N_STATE
         if (net[-1], n_state) != (N_GEOMETRY, N_STATE) or net[1] != self.decoder.color_net.widths[1]:
-            return f"its kernel takes {N_GEOMETRY} geometry features, {N_STATE} units of state, networks of one width"
+            return (
+                f"its kernel takes {N_GEOMETRY} geometry features, {N_STATE} units of state and networks of one width"
+            )
         dtype = torch.float16 if self.half_precision else torch.float32
         taps = self.encoder.weight.shape[1] if self.encoder else 0
         return why_no_frame(device, dtype, n_features, self.grid.n_features, net[1], taps)

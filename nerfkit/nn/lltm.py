@@ -122,7 +122,9 @@ class LLTM(_LLTMParameters):
     def along_rays(self, input: Tensor, ray_offsets: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
         """output [N, H] and h_n, c_n [R, H] for packed samples `input` [N, I] of the rays in `ray_offsets` [R+1]."""
         self._check_input(input, (2,))
-        sizes = check("LLTM", FLOATS, input=(input, ("N", "I")), ray_offsets=(ray_offsets, ("R+1",), INT64))
+        sizes = check(
+            type(self).__name__, FLOATS, input=(input, ("N", "I")), ray_offsets=(ray_offsets, ("R+1",), INT64)
+        )
         h, c = self._state(hx, input, (sizes["R"], self.hidden_size))
         output, h_n, c_n = ops.lltm(input, ray_offsets, self.weight, self.bias, h, c)
         return output, (h_n, c_n)

@@ -51,6 +51,28 @@ def check(op: str, dtypes: tuple[torch.dtype, ...], **tensors: tuple | bool) -> 
     that is left out is False instead of a tuple. Returns the size of each letter. Errors state the expected and the
     actual value.
     """
+    if torch.compiler.is_compiling():
+        return _check(op, dtypes, tensors)
+    call = [op]
+    for x, *wanted in filter(None, tensors.values()):
+        call += (x.shape, x.dtype, x.device, *wanted) if isinstance(x, Tensor) else (type(x), *wanted)
+    call = tuple(call)
+    try:
+        sizes = _checked.get(call)
+    except TypeError:  # sizes that are symbols, while something is traced, have no hash
+        return _check(op, dtypes, tensors)
+    if sizes is None:
+        if len(_checked) >= MOST_KEPT:
+            _checked.clear()
+        sizes = _checked[call] = _check(op, dtypes, tensors)
+    return sizes
+
+
+MOST_KEPT = 256
+_checked: dict[tuple, dict[str, int]] = {}  # a call like an earlier one is not checked again
+
+
+def _check(op: str, dtypes: tuple[torch.dtype, ...], tensors: dict[str, tuple]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     first = None
     for name, (tensor, shape, *own) in ((name, wanted) for name, wanted in tensors.items() if wanted):

@@ -53,8 +53,9 @@ def count_visible(
     if not 0 <= early_stop_transmittance <= 1:
         raise ValueError(f"count_visible: early_stop_transmittance must be from 0 to 1, got {early_stop_transmittance}")
     with torch.no_grad():
-        run = implementation("count_visible", density)
-        return run(density, t_starts, t_ends, ray_offsets, early_stop_transmittance)
+        return implementation("count_visible", density)(
+            density, t_starts, t_ends, ray_offsets, early_stop_transmittance
+        )
 
 
 @implements("count_visible", "torch")

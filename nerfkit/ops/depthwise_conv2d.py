@@ -83,10 +83,12 @@ def _depthwise_conv2d_backward(grads, arguments, _, needs_grad):
     channels_last = _is_channels_last(x)
     if channels_last:
         x, grad_out = x.permute(0, 2, 3, 1), grad_out.permute(0, 2, 3, 1)
-    to = needs_grad[0], needs_grad[1] or needs_grad[2]  # x, weight
+    to_x, to_weight = needs_grad[0], needs_grad[1] or needs_grad[2]
     window = [pixels for pair in window for pixels in pair]
-    grad_x, *others = torch.ops.nerfkit._depthwise_conv2d_bwd(grad_out, x, weight, window, channels_last, *to)
-    return grad_x.permute(0, 3, 1, 2) if to[0] and channels_last else grad_x, *others
+    grad_x, *others = torch.ops.nerfkit._depthwise_conv2d_bwd(
+        grad_out, x, weight, window, channels_last, to_x, to_weight
+    )
+    return grad_x.permute(0, 3, 1, 2) if to_x and channels_last else grad_x, *others
 
 
 _depthwise_conv2d_native = implement_native(

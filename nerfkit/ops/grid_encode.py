@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -62,7 +63,8 @@ def grid_encode(points: Tensor, table: Tensor, resolutions: Sequence[int], max_e
     (points,) = cast("grid_encode", points)
     check("grid_encode", POSITION_FLOATS, points=(points, ("N", 3)), table=(table, ("T", "F"), FLOATS))
     resolutions = tuple(resolutions)
-    check_levels(resolutions, max_entries, table.shape[0])
+    once = check_levels if torch.compiler.is_compiling() else _check_levels_once  # a compiler would warn of the cache
+    once(resolutions, max_entries, table.shape[0])
     return implementation("grid_encode", points)(points, table, resolutions, max_entries, autocast_dtype(table))
 
 
@@ -80,6 +82,9 @@ def check_levels(resolutions: tuple[int, ...], max_entries: int, rows: int) -> N
     needed = sum(level_entries(n, max_entries) for n in resolutions)
     if rows != needed:
         raise ValueError(f"grid_encode: table must have {needed} rows for these levels, got {rows}")
+
+
+_check_levels_once = functools.lru_cache(check_levels)
 
 
 @implements("grid_encode", "torch")
@@ -159,8 +164,10 @@ def _grid_encode_forward(points, table, resolutions, max_entries, dtype):
 
 def _grid_encode_backward(grads, arguments, kept, needs_grad):
     points, table, *levels, _ = arguments
-    flags = *needs_grad[:2], torch.are_deterministic_algorithms_enabled()
-    grad_points, grad_table = torch.ops.nerfkit._grid_encode_bwd(*grads, points, *kept, *levels, *flags)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grad_points, grad_table = torch.ops.nerfkit._grid_encode_bwd(
+        *grads, points, *kept, *levels, *needs_grad[:2], deterministic
+    )
     return grad_points, grad_table.to(table.dtype)
 
 

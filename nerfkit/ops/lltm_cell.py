@@ -90,7 +90,9 @@ implement_native("lltm_cell", _lltm_cell_torch, _lltm_cell_forward, _lltm_cell_b
 
 native.fake("_lltm_cell")(lambda gates, c: (like(c), like(c), like(gates)))
 native.fake("_lltm_cell_bwd")(lambda grad_h, grad_c, gates, c_new: (like(gates), like(c_new)))
-native.fake("_lltm_cell_small")(lambda _, h, c, weight, bias: (like(h), like(h), h.new_empty(h.shape[0], len(bias))))
+native.fake("_lltm_cell_small")(
+    lambda input, h, c, weight, bias: (like(h), like(h), h.new_empty(h.shape[0], len(bias)))
+)
 native.fake("_lltm_cell_small_bwd")(lambda grad_h, grad_c, input, h, weight, gates, c_new: (
     like(input), like(h), like(h), like(weight), weight.new_empty(weight.shape[0])
 ))  # fmt: skip
