@@ -170,5 +170,13 @@ class Lens:
         return dict(zip(MODELS[self.model].names, self.params, strict=True))
 
 
+def lens_at(where: str, model: str, params: tuple[float, ...], width: int, height: int) -> Lens:
+    """The lens of a place in a file, which its SceneError names."""
+    try:
+        return Lens(model, params, width, height)
+    except SceneError as error:
+        raise SceneError(f"{where}: {error}") from None
+
+
 def _got(value: object) -> str:
     return printable(reprlib.repr(value))

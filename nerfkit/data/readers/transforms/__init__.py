@@ -298,11 +298,11 @@ def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | Non
     up = content.get("up")
     if up is None:
         return Z_UP if content.get("orientation_override") == "none" else None
-    is_vector = isinstance(up, list) and len(up) == 3 and all(map(cameras_json.is_number, up))
-    length = math.hypot(*up) if is_vector else 0.0
+    vector = cameras_json.numbers(up, f"{printable(file)}: 'up'", 3).tolist()
+    length = math.hypot(*vector)
     if not 1e-6 < length < 1e6:
-        raise SceneError(f"{printable(file)}: 'up' must be three numbers, not all zero, got {reprlib.repr(up)}")
-    return tuple(value / length for value in up)
+        raise SceneError(f"{printable(file)}: 'up' must be three numbers, not all zero, got {up}")
+    return tuple(value / length for value in vector)
 
 
 def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[str, list[str]]:

@@ -25,7 +25,7 @@ import torch
 
 from nerfkit import safe_io
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, SIDE_LIMIT, Lens
+from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, SIDE_LIMIT, Lens, lens_at
 from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import check_rotation
 from nerfkit.data.scene_transform.transform import SceneTransform
@@ -140,16 +140,11 @@ def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
 
 def pose_of(matrix: Any, where: str) -> np.ndarray:
     """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
-    sizes = [len(row) if isinstance(row, list) else 0 for row in matrix] if isinstance(matrix, list) else []
-    if sizes not in ([4] * 3, [4] * 4):
-        got = "nothing: it is missing" if matrix is None else f"{len(sizes)} rows of {reprlib.repr(sizes)} values"
-        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}")
-    for value in (value for row in matrix for value in row):
-        if not is_number(value) or not abs(value) <= COORDINATE_LIMIT:  # nor is NaN
-            wanted = f"must be finite numbers, at most {COORDINATE_LIMIT:g}"
-            raise SceneError(f"{where}: the values of transform_matrix {wanted}, got {reprlib.repr(value)}")
-    pose = np.array(matrix, dtype=np.float64)
-    if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
+    if matrix is None:
+        raise SceneError(f"{where}: key 'transform_matrix' is missing")
+    n_rows = 3 if isinstance(matrix, list) and len(matrix) == 3 else 4
+    pose = numbers(matrix, f"{where}: transform_matrix", n_rows, 4)
+    if n_rows == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
         got = f"{pose[3].tolist()} instead of [0, 0, 0, 1]; is the matrix transposed?"
         raise SceneError(f"{where}: the last row of transform_matrix is {got}")
     check_rotation(pose[:3, :3], where)
@@ -181,11 +176,8 @@ def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerf
     intrinsics = _intrinsics(values, where, width, height)
     if "fx" not in MODELS[model].names and intrinsics["fx"] != intrinsics["fy"]:  # a model whose pixels are square
         model = "OPENCV" if terms else "PINHOLE"
-    named_values = intrinsics | {"f": intrinsics["fx"]} | terms
-    try:
-        return Lens(model, tuple(named_values.get(name, 0.0) for name in MODELS[model].names), width, height)
-    except SceneError as error:
-        raise SceneError(f"{where}: {error}") from None
+    named = intrinsics | {"f": intrinsics["fx"]} | terms
+    return lens_at(where, model, tuple(named.get(name, 0.0) for name in MODELS[model].names), width, height)
 
 
 def keys_of(lens: Lens, where: str) -> dict[str, Any]:
@@ -315,6 +307,25 @@ def number(values: dict[str, Any], key: str, where: str, above: float = -1e9, be
         bounds = f"above {above:g} and below {below:.4g}"
         raise SceneError(f"{where}: '{key}' must be a number {bounds}, got {reprlib.repr(value)}")
     return float(value)
+
+
+def numbers(values: Any, where: str, *shape: int | None) -> np.ndarray:
+    """Finite numbers float64 of a shape, of which None is any; raises SceneError naming `where`."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # of rows of several lengths
+        array = np.zeros(0)
+    is_of_shape = len(shape) == array.ndim and all(
+        n in (None, side) for n, side in zip(shape, array.shape, strict=True)
+    )
+    if array.dtype.kind not in "iuf" or not is_of_shape:
+        wanted, got = ", ".join(str(n or "N") for n in shape), list(array.shape) if array.size else reprlib.repr(values)
+        raise SceneError(f"{where} must be numbers of the shape [{wanted}], got {got}")
+    bad = np.argwhere(~(np.abs(array) <= COORDINATE_LIMIT))  # NaN is not
+    if len(bad):
+        place, wanted = bad[0].tolist(), f"finite and at most {COORDINATE_LIMIT:g}"
+        raise SceneError(f"{where}: the number at {place} must be {wanted}, got {array[tuple(bad[0])]:.6g}")
+    return array.astype(np.float64)
 
 
 def is_number(value: Any) -> bool:
