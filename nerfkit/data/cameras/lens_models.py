@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -187,16 +187,6 @@ class Equations:
         for distortion in reversed(self.distortions):
             plane = distortion.invert(plane)
         return normalize(PROJECTIONS[self.projection].unproject(plane, *self.values), dim=-1)
-
-
-@lru_cache(maxsize=4096)
-def equations_of(model: str, params: tuple[float, ...]) -> Equations:
-    """Those of a row of MODELS."""
-    row = MODELS[model]
-    named = dict(zip(row.names, params, strict=True))
-    stages = [[tuple(named.get(n, 0.0) for n in names.split()) for names in stage] for stage in row.distortions]
-    values = tuple(named[name] for name in row.names if name in ("omega", "k", "alpha", "beta"))
-    return Equations(row.projection, values, tuple(Distortion(*stage) for stage in stages if any(map(any, stage))))
 
 
 @dataclass(frozen=True)
