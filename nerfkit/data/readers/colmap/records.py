@@ -60,12 +60,9 @@ class _BinaryFile:
             raise SceneError(f"{self.name} is damaged: {self.size - end} bytes follow its last record, at byte {end}")
 
     def bytes(self, count: int) -> bytes:
-        self._check(count)
+        if count > self.size - self.file.tell():
+            raise SceneError(f"{self.where}: the file ends in it, after {self.size} bytes; it is cut or damaged")
         return self.file.read(count)
-
-    def skip(self, count: int) -> None:
-        self._check(count)
-        self.file.seek(count, os.SEEK_CUR)
 
     def read(self, form: str) -> tuple:
         return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))
@@ -73,15 +70,9 @@ class _BinaryFile:
     def text(self) -> bytes:
         """The bytes up to a zero byte."""
         start = self.file.tell()
-        content, zero, _ = self.file.read(NAME_LIMIT + 1).partition(b"\0")
-        if not zero and len(content) > NAME_LIMIT:
-            raise SceneError(f"{self.where}: the name is longer than {NAME_LIMIT} bytes; is the file damaged?")
+        content = self.file.read(NAME_LIMIT + 1).partition(b"\0")[0]  # a longer one is no name
         self.file.seek(start)
         return self.bytes(len(content) + 1)[:-1]
-
-    def _check(self, count: int) -> None:
-        if count > self.size - self.file.tell():
-            raise SceneError(f"{self.where}: the file ends in it, after {self.size} bytes; it is cut or damaged")
 
 
 @contextmanager
@@ -104,7 +95,7 @@ def _binary_images(path: Path) -> Iterator[ImageRecord]:
         for where in file.records():
             image_id, *pose, camera_id = file.read("I7dI")
             yield ImageRecord(where, image_id, tuple(pose), camera_id, image_name(file.text(), where))
-            file.skip(POINT_2D * file.read("Q")[0])
+            file.bytes(POINT_2D * file.read("Q")[0])
 
 
 def _binary_points(path: Path) -> Points:
@@ -212,7 +203,7 @@ def image_name(name: bytes, where: str) -> str:
         raise SceneError(f"{where}: image name '{shown}' is not UTF-8; rename the image") from None
     parts = text.split("/")
     if not text.strip() or "\0" in text or len(name) > NAME_LIMIT or parts[-1] in ("", "."):
-        raise SceneError(f"{where}: '{printable(text)}' cannot be the name of an image")
+        raise SceneError(f"{where}: '{printable(text)}' cannot be the name of an image, of {NAME_LIMIT} bytes at most")
     if posixpath.isabs(text) or ".." in parts:
         raise SceneError(f"{where}: image name '{printable(text)}' leads out of the folder of images; use names in it")
     return text
