@@ -271,12 +271,6 @@ def test_points_that_cannot_be_read_are_left_out(tmp_path: Path):
     assert capture.points is None and any("half" in note.text for note in capture.notes)
 
 
-def test_a_scene_file_too_large_for_the_memory_is_refused(tmp_path: Path, monkeypatch):
-    folder = write_capture(tmp_path, ring(20))
-    monkeypatch.setattr("nerfkit.data.readers.transforms.free_memory", lambda: 1000)
-    check_refused(load, folder, MAIN, "GB")
-
-
 @pytest.mark.filterwarnings("ignore:.*scale")
 def test_paths_of_keyframes_alone(tmp_path: Path):
     """nerfstudio's before its frames are made, and instant-ngp's in its unit cube."""

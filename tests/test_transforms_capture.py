@@ -215,7 +215,6 @@ BAD = {  # a change of the file, and what the error has to name
     "splits_overlap": (
         edit(train_filenames=["images/1.png"], test_filenames=["./images/1.png"]), "train_filenames", "test_filenames",
     ),
-    "frames": (lambda c: [f.pop("transform_matrix") for f in c["frames"]], "frame 0", "2 more", "frame 1, frame 2"),
     "up_zero": (edit(up=[0, 0, 0]), MAIN, "'up'", "[0, 0, 0]"),
 }  # fmt: skip
 

@@ -27,15 +27,13 @@ from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms import cameras_json
 from nerfkit.data.readers.transforms.chosen import chosen
 from nerfkit.data.readers.transforms.pose_axes import axes_diagnostics
-from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
-from nerfkit.safe_io import first_of, nearest, printable
+from nerfkit.safe_io import nearest, printable
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in cameras_json.SPLITS}
 DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
-PARSED = 32  # bytes in memory for each byte of a JSON file, about
 Z_UP = (0.0, 0.0, 1.0)
 DEPTH = {"depth_file_path": "depth_unit_scale_factor", "depth_path": "integer_depth_scale"}  # and keys of units
 
@@ -91,9 +89,6 @@ def read_synthetic(folder: Path) -> Capture:
 
 
 def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
-    needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
-    if free is not None and needed > free:
-        raise SceneError(f"{printable(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
     content = safe_io.read_json(file, SceneError, "scene file")
     if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
         notes.append(f"{file.name} holds no views")
@@ -161,7 +156,7 @@ def _images(
     frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
 ) -> list[PosedImage]:
     """The images of the frames, whose lenses are one object where they are equal."""
-    images, lenses, beaten, angles, faults = [], {}, 0, Counter(), {}
+    images, lenses, beaten, angles = [], {}, 0, Counter()
     all_values = [cameras_json.merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
     headers: list[ImageHeader | None] = []
     for frame, values in zip(frames, all_values, strict=True):
@@ -170,20 +165,12 @@ def _images(
             headers[-1] = None if values.keys() & cameras_json.SIZE else image_header(frame.path)
     other = next(filter(None, headers), None)
     for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):
-        try:
-            size = _size_of(frame, values, header or other)
-            lens = cameras_json.lens_of(values, frame.where, *size, is_nerfstudio)
-            pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
-        except SceneError as error:
-            faults[frame.where] = str(error)
-            continue
+        size = _size_of(frame, values, header or other)
+        lens = cameras_json.lens_of(values, frame.where, *size, is_nerfstudio)
+        pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
         angles.update(filter(None, [", ".join(cameras_json.beaten_angles(values, frame.where, *size))]))
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
         images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
-    if faults:
-        _, *others = (where.rpartition(": ")[2] for where in faults)
-        also = f"; {len(others)} more frames cannot be used: {first_of(others)}" if others else ""
-        raise SceneError(f"{next(iter(faults.values()))}{also}")
     for keys, count in angles.items():
         notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
     if beaten:
