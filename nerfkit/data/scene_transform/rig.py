@@ -102,11 +102,6 @@ def find_up(rig: Rig) -> Found:
     if tilt > LEVEL:
         if np.linalg.norm(mean) > UNDECIDED:
             return Found(unit(mean), f"mean of the cameras' up axes, not held level ({tilt:.2f})")
-        offsets = rig.positions - rig.mean_position
-        values, vectors = np.linalg.eigh(offsets.T @ offsets)
-        if rig.baseline > 0 and values[0] < 0.01 * values[1]:
-            normal = _signed(vectors[:, 0], (up[0],), 0.0)
-            return Found(normal, "normal of the plane of the cameras, whose up axes cancel; check it", True)
         return Found(unit(up[0]), "the first camera's, as the cameras' up axes cancel; check it", True)
     if variety > VARIED:
         hints = mean, back.mean(0), up[0], back[0]  # cameras that look along the vertical mostly look down
