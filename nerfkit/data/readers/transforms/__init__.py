@@ -32,6 +32,7 @@ from nerfkit.safe_io import nearest, printable
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in cameras_json.SPLITS}
+TRAIN = "transforms_train.json"
 DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 Z_UP = (0.0, 0.0, 1.0)
@@ -52,13 +53,13 @@ class _Frame:
 def read(folder: Path) -> Capture:
     """The capture of transforms.json."""
     file, notes = folder / MAIN, []
-    content = _content(file, notes)
+    content = safe_io.read_json(file, SceneError, "scene file")
+    frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
     dialect, note = _dialect(content)
     notes.append(note)
     others = sorted(other.name for other in folder.glob("*.json") if other.name not in (MAIN, *SPLIT_FILES))
     if others:
         notes.append(f"{MAIN} is read, and no other JSON file: {printable(', '.join(others))}")
-    frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
     _check_distinct(frames)
     frames = _with_nearest(frames, folder, notes)
     masks, white_ignores, mask_notes = _find_masks(frames, folder)
@@ -71,11 +72,13 @@ def read(folder: Path) -> Capture:
 
 def read_synthetic(folder: Path) -> Capture:
     """The capture of `transforms_{train,val,test}.json`, a split each; world z is up."""
-    files, notes = [folder / name for name in SPLIT_FILES if os.path.lexists(folder / name)], []
-    if (train := folder / "transforms_train.json") not in files:
-        raise SceneError(f"{printable(train)} is missing")
-    contents = {file: _content(file, notes, may_be_empty=file != train) for file in files}
-    frames = {file: _frames(content, file, notes) for file, content in contents.items() if content["frames"]}
+    files, notes, frames = [folder / name for name in SPLIT_FILES], [], {}
+    for file in (file for file in files if file.name == TRAIN or os.path.lexists(file)):
+        content = safe_io.read_json(file, SceneError, "scene file")
+        if file.name != TRAIN and isinstance(content, dict) and content.get("frames") == []:
+            notes.append(f"{file.name} holds no views")
+        else:
+            frames[file] = _frames(content, file, notes)
     merged = _with_nearest(_merged_splits(frames, notes), folder, notes)
     images = _images(merged, [None] * len(merged), False, notes)
     notes += axes_diagnostics(printable(folder), images, None, Z_UP)
@@ -86,15 +89,6 @@ def read_synthetic(folder: Path) -> Capture:
         if cameras_json.is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
             raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
-
-
-def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
-    content = safe_io.read_json(file, SceneError, "scene file")
-    if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
-        notes.append(f"{file.name} holds no views")
-        return content
-    cameras_json.frames_of(content, printable(file))
-    return content
 
 
 def _dialect(content: dict[str, Any]) -> tuple[str, str]:
@@ -109,9 +103,10 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
     return "transforms", "no key tells whether the capture is nerfstudio's or instant-ngp's; read as what both share"
 
 
-def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> list[_Frame]:
+def _frames(content: Any, file: Path, notes: list[str | Note]) -> list[_Frame]:
     """The frames of a file that count, with the names and paths of their images."""
     frames, text = [], printable(file)
+    cameras_json.frames_of(content, text)
     for index, split in chosen(content, file.name, notes).items():
         own = content["frames"][index]
         where = f"{text}: frame {index}"
