@@ -290,9 +290,8 @@ class Distortion:
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     """The polynomial with coefficients of rising powers at x, of the shape of x."""
-    degree = max((power for power, value in enumerate(coefficients) if value), default=0)
-    value = torch.full_like(x, coefficients[degree])
-    for coefficient in reversed(coefficients[:degree]):
+    value = torch.zeros_like(x)
+    for coefficient in reversed(coefficients):
         value = value * x + coefficient
     return value
 

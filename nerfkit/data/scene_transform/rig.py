@@ -132,9 +132,6 @@ def half_angles(lens: Lens) -> tuple[float, float]:
 
 def half_tangents(lens: Lens) -> tuple[float, float]:
     """About half the width and half the height of an image at depth 1: distortion is left out."""
-    if lens.is_flat:
-        sides = zip((lens.width, lens.height), lens.focal, strict=True)
-        return tuple(min(side / 2 / focal, STEEPEST) for side, focal in sides)
     return tuple(math.tan(min(angle, math.atan(STEEPEST))) for angle in half_angles(lens))
 
 
