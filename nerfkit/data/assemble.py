@@ -114,7 +114,7 @@ def assemble(
 ) -> Scene:
     """The scene of a capture, in the `transform` of a run that goes on, or one that `choose_transform` finds."""
     images, notes = _present_images(capture)
-    headers = {image.name: turned_for(image.lens, image.header or image_header(image.found)) for image in images}
+    headers = {image.name: turned_for(image.lens, image_header(image.found)) for image in images}
     lenses = {image.name: fitted_lens(image, headers[image.name], data.downscale) for image in images}
     splits, rule = split_names(capture, images)
     if "train" not in splits:

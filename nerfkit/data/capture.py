@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.images.pixels import ImageHeader
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
 
@@ -59,7 +58,6 @@ class PosedImage:
     lens: Lens  # of the size that the files state; the image on disk may be a resized one
     mask: Path | None = None  # of pixels to ignore, one channel
     bounds: tuple[float, float] | None = None  # nearest and farthest z of what it sees, in the files' units
-    header: ImageHeader | None = None  # of `file`, where the reader had to read it
     depth: DepthFile | None = None  # how far is what it shows
     found: Path | None = None  # the file that is there, see `resolve_files`; none where it is missing
 

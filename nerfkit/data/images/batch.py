@@ -109,7 +109,6 @@ class Background:
         self.is_random.fill_(at_random and self.has_alpha)
 
     def draw(self, n_rays: int) -> Tensor:
-        """Background [R, 3] of a batch."""
         device = self.is_random.device
         colors = torch.rand(n_rays, 3, device=device, generator=generator_on(device))
         return colors if self.kind == "random" else torch.where(self.is_random, colors, self.color)
@@ -220,7 +219,6 @@ class ResidentPixels:
         self.widths = torch.tensor([width for width, _ in pool.sizes], device=self.device)  # [V]
 
     def draw(self, n_pixels: int) -> DrawnPixels:
-        """Random pixels of random images."""
         drawing = {"device": self.device, "generator": generator_on(self.device)}
         if self.size is not None:
             width, height = self.size
@@ -277,7 +275,6 @@ class StreamingPixels:
         self.order: tuple[int, list[int]] = (-1, [])  # number of the permutation, and itself
 
     def draw(self, n_pixels: int) -> DrawnPixels:
-        """Random pixels of the images in the window."""
         n_all = self.slot_end[-1]
         drawing = {"device": self.device, "generator": generator_on(self.device)}
         number = (torch.rand(n_pixels, dtype=torch.float64, **drawing) * n_all).long().clamp(max=n_all - 1)

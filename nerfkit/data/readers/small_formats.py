@@ -132,10 +132,8 @@ def read_llff(folder: Path) -> Capture:
         notes.append(f"{len(files) - len(names)} images in folders within {printable(image_folder.name)} are not used")
     masks, mask_notes = find_masks(folder, names)
     images = []
-    lenses: dict[Lens, Lens] = {}  # equal ones are one object
     for index, (name, row) in enumerate(zip(names, table, strict=True)):
         pose, lens, bounds = _llff_camera(row, f"{printable(file)}: row {index}")
-        lens = lenses.setdefault(lens, lens)
         images.append(PosedImage(name, image_folder / name, pose, lens, masks.get(name), bounds))
     return _capture(folder, "llff", images, notes=notes_of(*notes, *mask_notes))
 
@@ -211,7 +209,7 @@ def _posed(
     values = numbers(values, f"{where}: fx, fy, cx, cy", 4)
     lens = lens_at(where, "PINHOLE", tuple(values.tolist()), *map(_whole, size))
     name = Path(os.path.relpath(file, folder)).as_posix()
-    return PosedImage(name, file, pose_of(pose.tolist(), where), lens, mask, header=header)
+    return PosedImage(name, file, pose_of(pose.tolist(), where), lens, mask)
 
 
 def _whole(side: float) -> int | float:

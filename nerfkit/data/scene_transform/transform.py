@@ -76,7 +76,6 @@ class SceneTransform:
         return texts(self.notes, "warning")
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as what JSON knows."""
         return msgspec.to_builtins(self, enc_hook=lambda array: array.tolist())
 
     @staticmethod

@@ -150,8 +150,7 @@ def _check_distinct(frames: list[_Frame]) -> None:
 def _images(
     frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
 ) -> list[PosedImage]:
-    """The images of the frames, whose lenses are one object where they are equal."""
-    images, lenses, beaten, angles = [], {}, 0, Counter()
+    images, beaten, angles = [], 0, Counter()
     all_values = [cameras_json.merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
     headers: list[ImageHeader | None] = []
     for frame, values in zip(frames, all_values, strict=True):
@@ -165,12 +164,12 @@ def _images(
         pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
         angles.update(filter(None, [", ".join(cameras_json.beaten_angles(values, frame.where, *size))]))
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
-        images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
+        images.append(PosedImage(frame.name, frame.path, pose, lens, mask))
     for keys, count in angles.items():
         notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
     if beaten:
         notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
-    notes.append(f"lenses: {', '.join(sorted({lens.model for lens in lenses}))}")
+    notes.append(f"lenses: {', '.join(sorted({image.lens.model for image in images}))}")
     return images
 
 
@@ -226,12 +225,13 @@ def _with_depth(
         values = frame.content | frame.own
         if key := next((key for key in DEPTH if cameras_json.is_set(frame.own.get(key))), None):
             file = _path_of(folder, frame.own[key], key, frame.where)
-            near = nearest(file, folders.places_of(folder))
-            units = [
+            units = (
                 cameras_json.number(values, unit, frame.where, above=0) for unit in DEPTH.values() if unit in values
-            ]
-            image = image if near is None else replace(image, depth=DepthFile(near, unit=next(iter(units), None)))
-            missing += [printable(file)] * (near is None)
+            )
+            if near := nearest(file, folders.places_of(folder)):
+                image = replace(image, depth=DepthFile(near, unit=next(units, None)))
+            else:
+                missing.append(printable(file))
         found.append(image)
     if missing:
         notes += as_warnings([f"{len(missing)} files of depth are missing, the first: {missing[0]}"])
