@@ -221,7 +221,7 @@ def test_poses_of_other_programs_are_named_before_poses_are_found_anew(name: str
     run_main(inspect, tmp_path)
     assert_names(capsys.readouterr().out, "warning: ", Path(name).name, *named)
     monkeypatch.setattr("nerfkit.data.load.solve", lambda *_: WRITERS["colmap"](tmp_path, capture) or tmp_path)
-    assert load_capture(str(tmp_path)).is_solved
+    assert load_capture(str(tmp_path)).format_again == "auto"
     assert_names(capsys.readouterr().out, "warning: ", Path(name).name, *named)
 
 
@@ -298,7 +298,7 @@ def test_photos_without_poses_are_told_apart(tmp_path: Path, capsys):
     capture_in(tmp_path / "a/b/c", [PINHOLE] * 3)
     check_refused(load, tmp_path / "a", "did you mean", "b/c/images")
     (folder := tmp_path / "panoramas").mkdir()
-    check_refused(load, folder, "panoramas' is empty")
+    check_refused(load, folder, "panoramas'", "no photos")
     for index in range(3):
         Image.new("RGB", (64, 32), (index, 0, 0)).save(folder / f"{index}.png")
     with pytest.raises(SceneError):

@@ -89,12 +89,7 @@ class Capture:
     paths: dict[str, list[PosedImage]] = field(default_factory=dict)  # splits without any image; see `resolve_files`
     white_ignores: bool = False  # in masks, not black
     notes: tuple[Note, ...] = ()  # what a user should know
-    is_solved: bool = False  # poses of plain photos, which were found for them
-
-    @property
-    def format_again(self) -> str:
-        """The data.format that reads the same folder again: of photos, poses are looked for again."""
-        return "auto" if self.is_solved else self.format
+    format_again: str = ""  # data.format that reads it again, if another one: poses of photos are looked for again
 
     def of_images(self, images: list[PosedImage]) -> Capture:
         """The capture of some of its images, in any order: who sees a point is told by their new places."""

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,19 +62,16 @@ def first_there(folder: Path, names: Iterable[str]) -> Path | None:
 
 
 def nearest_of(
-    missing: Iterable[Path], others: Iterable[Path], find: Callable[[Path], Path | None]
-) -> dict[Path, Path]:
-    """What `find` gives for files that are missing, where that is neither one of the `others` nor given twice."""
+    missing: Iterable[Path], others: Collection[Path], find: Callable[[Path], Path | None]
+) -> tuple[dict[Path, Path], list[str]]:
+    """What `find` gives for files that are missing, where that is neither one of all the `others` nor given twice; and
+    a note of it."""
     near = {file: found for file in missing if (found := find(file)) is not None}
     counts = Counter([*others, *near.values()])
-    return {file: found for file, found in near.items() if counts[found] == 1}
-
-
-def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
-    """A note if of `count` images some are taken that have other names."""
+    near = {file: found for file, found in near.items() if counts[found] == 1}
     first = [f"{printable(file)} is {printable(found)}" for file, found in near.items()][:1]
-    others = f"{len(near)} of {count} images are there under other names, and are taken"
-    return [f"{others} (the first: {name})" for name in first]
+    what = f"{len(near)} of {len(others)} images are there under other names, and are taken"
+    return near, [f"{what} (the first: {name})" for name in first]
 
 
 def places_of(folder: Path) -> list[Path]:

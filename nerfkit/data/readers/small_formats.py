@@ -16,7 +16,7 @@ from nerfkit.data.cameras.lens import Lens, lens_at
 from nerfkit.data.capture import Capture, PosedImage, check_rotation, notes_of, rotations_of
 from nerfkit.data.images.pixels import image_header
 from nerfkit.data.readers.folders import find_masks, first_there, list_images, natural_key
-from nerfkit.data.readers.transforms.cameras_json import numbers, pose_of
+from nerfkit.data.readers.transforms.cameras_json import numbers, pose_of, whole
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable, read_json, read_regular, read_text_utf8
 
@@ -145,7 +145,7 @@ def _llff_camera(row: np.ndarray, where: str) -> tuple[np.ndarray, Lens, tuple[f
     check_rotation(pose[:, :3], f"{where}: columns 0, 1, 2 of its 3x5 matrix are the axes down, right and backwards")
     height, width, focal = original.tolist()
     columns, params = "columns 4, 9, 14, from 0 on, are height, width, focal length", (focal, width / 2, height / 2)
-    lens = lens_at(f"{where}: {columns}", "SIMPLE_PINHOLE", params, _whole(width), _whole(height))
+    lens = lens_at(f"{where}: {columns}", "SIMPLE_PINHOLE", params, whole(width), whole(height))
     near, far = row[15:].tolist()
     if not 0 <= near < far:
         wanted = "the nearest depth, at least 0, and the farthest, above it"
@@ -207,13 +207,9 @@ def _posed(
     header = image_header(file) if size is None else None
     size = (header.width, header.height) if header else numbers(size, f"{where}: width, height", 2).tolist()
     values = numbers(values, f"{where}: fx, fy, cx, cy", 4)
-    lens = lens_at(where, "PINHOLE", tuple(values.tolist()), *map(_whole, size))
+    lens = lens_at(where, "PINHOLE", tuple(values.tolist()), *map(whole, size))
     name = Path(os.path.relpath(file, folder)).as_posix()
     return PosedImage(name, file, pose_of(pose.tolist(), where), lens, mask)
-
-
-def _whole(side: float) -> int | float:
-    return int(side) if side == int(side) else side
 
 
 def _capture(folder: Path, format: str, images: list[PosedImage], **more: Any) -> Capture:

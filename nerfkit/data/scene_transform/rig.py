@@ -79,7 +79,7 @@ def measure(poses: np.ndarray) -> Rig:
     focus = _focus(positions, directions, tiny)
     in_front = distance = spread = miss = 0.0
     if focus is not None:
-        depths = _depths(focus, positions, directions)
+        depths = np.einsum("ij,ij->i", directions, focus - positions)
         in_front = float((depths > tiny).mean())
         distances = np.linalg.norm(focus - positions, axis=1)
         distance = float(distances.mean())
@@ -175,15 +175,11 @@ def _focus(positions: np.ndarray, directions: np.ndarray, tiny: float) -> np.nda
             break
         target = (offsets - along * np.einsum("ij,ij->i", along, offsets)[:, None]).mean(0)
         focus = mean + np.linalg.solve(across, target)  # of least squared distance
-        now = _depths(focus, positions, directions) > tiny
+        now = np.einsum("ij,ij->i", directions, focus - positions) > tiny
         if now.sum() < 2 or (now == active).all():
             break
         active = now
     return focus
-
-
-def _depths(point: np.ndarray, positions: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    return np.einsum("ij,ij->i", directions, point - positions)
 
 
 def evenly(count: int, most: int) -> np.ndarray:

@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nerfkit import safe_io
 from nerfkit.data import ply
 from nerfkit.data.capture import Capture, DepthFile, Note, Points, PosedImage, as_warnings, notes_of
-from nerfkit.data.images.pixels import ImageHeader, image_header
+from nerfkit.data.images.pixels import image_header
 from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms import cameras_json
 from nerfkit.data.readers.transforms.chosen import chosen
@@ -127,8 +127,8 @@ def _with_nearest(frames: list[_Frame], folder: Path, notes: list[str | Note]) -
         return nearest(path, places, names + [name for name in doubled if name.lower().endswith(EXTENSIONS)])
 
     places, paths = folders.places_of(folder), [frame.path for frame in frames]
-    near = folders.nearest_of((path for path in paths if not os.path.exists(path)), paths, find)
-    notes += folders.note_of_others(near, len(frames))
+    near, others = folders.nearest_of([path for path in paths if not os.path.exists(path)], paths, find)
+    notes += others
     return [replace(frame, path=near.get(frame.path, frame.path)) for frame in frames]
 
 
@@ -152,14 +152,10 @@ def _images(
 ) -> list[PosedImage]:
     images, beaten, angles = [], 0, Counter()
     all_values = [cameras_json.merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
-    headers: list[ImageHeader | None] = []
-    for frame, values in zip(frames, all_values, strict=True):
-        headers.append(None)
-        with suppress(SceneError):  # said when its pixels are read
-            headers[-1] = None if values.keys() & cameras_json.SIZE else image_header(frame.path)
-    other = next(filter(None, headers), None)
-    for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):
-        size = _size_of(frame, values, header or other)
+    sizes = [_size_of(frame, values) for frame, values in zip(frames, all_values, strict=True)]
+    other = next(filter(None, sizes), None) or _no_size(frames[0])
+    for frame, values, mask, own_size in zip(frames, all_values, masks, sizes, strict=True):
+        size = own_size or other
         lens = cameras_json.lens_of(values, frame.where, *size, is_nerfstudio)
         pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
         angles.update(filter(None, [", ".join(cameras_json.beaten_angles(values, frame.where, *size))]))
@@ -209,7 +205,7 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
     named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
     near = {file: file for file in named if os.path.isfile(file)}
     find = partial(nearest, folders=folders.places_of(folder))
-    near |= folders.nearest_of(set(named) - near.keys(), near, find)
+    near |= folders.nearest_of(set(named) - near.keys(), near, find)[0]
     if not near:
         what = f"'mask_path' names {printable(named[0])}, but neither that nor any other frame's mask is there"
         raise SceneError(f"{frames[0].where}: {what}; put the masks there, or remove the key to use all pixels")
@@ -248,17 +244,21 @@ def _path_of(folder: Path, name: Any, key: str, where: str) -> Path:
         raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}") from None
 
 
-def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) -> tuple[int, int]:
-    """Width and height of an image: as stated, or else as its file, or else another's, has them."""
+def _size_of(frame: _Frame, values: dict[str, Any]) -> tuple[int, int] | None:
+    """Width and height of an image as stated, or else as its file has them."""
     if values.keys() & cameras_json.SIZE:
         return cameras_json.size_of(values, frame.where)
-    if header is not None:
+    with suppress(SceneError):  # said when its pixels are read
+        header = image_header(frame.path)
         return header.width, header.height
+    return None
+
+
+def _no_size(frame: _Frame) -> NoReturn:
     if os.path.exists(frame.path):
         image_header(frame.path)  # raises what is wrong with it
     missing = f"image {printable(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
-    missing += folders.beside(frame.path)
-    raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
+    raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}{folders.beside(frame.path)}")
 
 
 def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Points | None:

@@ -25,7 +25,7 @@ import torch
 
 from nerfkit import safe_io
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, SIDE_LIMIT, Lens, lens_at
+from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, Lens, lens_at
 from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import check_rotation
 from nerfkit.data.scene_transform.transform import SceneTransform
@@ -292,17 +292,17 @@ def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | 
 
 
 def size_of(values: dict[str, Any], where: str) -> tuple[int, int]:
-    for key in SIZE:
-        value = values.get(key)
-        if not is_number(value) or not 1 <= value <= SIDE_LIMIT or value != int(value):
-            wanted = f"a whole number of pixels from 1 to {SIDE_LIMIT}"
-            raise SceneError(f"{where}: '{key}' must be {wanted}, got {reprlib.repr(value)}")
-    return int(values["w"]), int(values["h"])
+    return tuple(whole(number(values, key, where, above=0)) for key in SIZE)
+
+
+def whole(side: float) -> int | float:
+    """A number that a Lens takes for a side, if it is whole."""
+    return int(side) if side == int(side) else side
 
 
 def number(values: dict[str, Any], key: str, where: str, above: float = -1e9, below: float = 1e9) -> float:
     """The number `key`, between bounds; raises SceneError naming `where`."""
-    value = values[key]
+    value = values.get(key)
     if not is_number(value) or not above < value < below:
         bounds = f"above {above:g} and below {below:.4g}"
         raise SceneError(f"{where}: '{key}' must be a number {bounds}, got {reprlib.repr(value)}")
