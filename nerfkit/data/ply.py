@@ -65,10 +65,8 @@ def read_points(file: Path) -> Points:
 
 def write_points(file: Path, points: Points) -> None:
     """Write positions, in double precision, and colors as a binary PLY file."""
-    table = np.zeros(len(points.positions), [*((name, "<f8") for name in POSITION), *((name, "u1") for name in COLOR)])
-    for names, values in ((POSITION, points.positions), (COLOR, points.colors)):
-        for name, column in zip(names, values.T, strict=True):
-            table[name] = column
+    columns = [*points.positions.T.astype("<f8"), *points.colors.T]
+    table = np.rec.fromarrays(columns, names=[*POSITION, *COLOR])
     properties = [*(f"property double {name}" for name in POSITION), *(f"property uchar {name}" for name in COLOR)]
     lines = ["ply", "format binary_little_endian 1.0", f"element vertex {len(table)}", *properties, "end_header", ""]
     atomic_write(file, "\n".join(lines).encode() + table.tobytes())

@@ -86,21 +86,20 @@ class Views:
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if any(self.masks) and not self.alpha_masks else None
         depth = torch.zeros(len(pixels), 2, dtype=torch.float16) if with_depth and any(self.depths) else None
         counts = torch.tensor([width * height for width, height in sizes])
-        ends = counts.cumsum(0)
-        first = ends - counts
+        images = ImagePool(pixels, counts.cumsum(0) - counts, tuple(sizes), ignored, depth)
 
         def fill(view: int) -> None:
-            (width, height), rows = sizes[view], slice(int(first[view]), int(ends[view]))
-            read_image(self.files[view], self.headers[view], pixels[rows].unflatten(0, (height, width)).numpy())
+            rows = images.rows(view)
+            read_image(self.files[view], self.headers[view], images.image(view).numpy())
             if any(self.masks) and self.masks[view] is not None:
-                mask = read_mask(self.masks[view], (width, height), self.mask_kind)  # [H, W] bool, white
+                mask = read_mask(self.masks[view], sizes[view], self.mask_kind)  # [H, W] bool, white
                 masked = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
                 if ignored is None:
                     pixels[rows, 3] *= ~masked
                 else:
                     ignored[rows] = masked
             if depth is not None and self.depths[view] is not None:
-                depth[rows] = self._depth(view, (width, height))
+                depth[rows] = self._depth(view, sizes[view])
 
         with ThreadPoolExecutor(n_threads) as pool:
             done = pool.map(fill, range(len(self.files)))
@@ -109,7 +108,7 @@ class Views:
             why = f"all pixels are {'white' if self.white_ignores else 'black'}, which is ignored"
             what = f"masks leave nothing of the {len(self.files)} images: {why} ({printable(self.masks[0])})"
             raise SceneError(f"{what}; correct the masks, or take them away to use all pixels")
-        return ImagePool(pixels, first, tuple(sizes), ignored, depth)
+        return images
 
     def _depth(self, view: int, size: tuple[int, int]) -> Tensor:
         """Distance along the ray of each pixel of an image [model units] and how much it counts, [H * W, 2]."""

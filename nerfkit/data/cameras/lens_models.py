@@ -281,10 +281,9 @@ class Distortion:
             return r * factor, factor + 2 * r * r * slope
 
         norm = target = torch.linalg.vector_norm(distorted, dim=-1)  # [N]
-        is_start = not self._is_radial
-        if is_start and math.isfinite(self.fold):
+        if not self._is_radial and math.isfinite(self.fold):
             target = target.minimum(radius_and_slope(target.new_tensor(0.999 * self.fold))[0])
-        radius = _invert_rising(radius_and_slope, target, self.fold, 1e-4 if is_start else TOLERANCE)
+        radius = _invert_rising(radius_and_slope, target, self.fold)
         return distorted * torch.where(norm > 0, radius / norm, 1)[:, None]
 
 
@@ -309,9 +308,7 @@ def _first_root(coefficients: list[float] | np.ndarray) -> float:
     return 1 / largest if largest > 1e-18 else math.inf
 
 
-def _invert_rising(
-    function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, limit: float, tolerance: float = TOLERANCE
-) -> Tensor:
+def _invert_rising(function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, limit: float) -> Tensor:
     """x [N] from 0 to `limit` at which a function that gives value and slope, rising from 0, reaches target [N] >= 0;
     else NaN. Newton's steps, and halves of the interval where one would leave it."""
     high = target.new_tensor(limit)
@@ -331,7 +328,7 @@ def _invert_rising(
         close = (newton - x).abs() <= TOLERANCE * (1 + x)
         new = torch.where(close | ((newton >= low) & (newton <= high)), newton, (low + high) / 2)
         inexact = (value - target).abs() > TOLERANCE * (1 + target)  # near a fold x moves on by more than rounding
-        moved, x = inexact & ((new - x).abs() > tolerance * (1 + x)), new
+        moved, x = inexact & ((new - x).abs() > TOLERANCE * (1 + x)), new
         if not moved.any():
             break
     return torch.where(target.isnan(), math.nan, x)

@@ -231,9 +231,8 @@ class ResidentPixels:
             within, width = pixel - self.pool.first[view], self.widths[view]
             row = within // width
             column = within - row * width
-            if self.pool.panoramas is not None:
-                row = self.pool.rows_by_solid_angle(view, row)
-                pixel = self.pool.first[view] + row * width + column
+            row = self.pool.rows_by_solid_angle(view, row)
+            pixel = self.pool.first[view] + row * width + column
         return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.pool.parts))
 
     def advance(self, step: int) -> None:
@@ -284,10 +283,8 @@ class StreamingPixels:
         width = self.widths[view]
         row = within // width
         column = within - row * width
-        if self.pool.panoramas is not None:
-            row = self.pool.rows_by_solid_angle(view, row)
-            within = row * width + column
-        pixel = slot * self.slot_size + within
+        row = self.pool.rows_by_solid_angle(view, row)
+        pixel = slot * self.slot_size + row * width + column
         return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.parts))
 
     def advance(self, step: int) -> None:

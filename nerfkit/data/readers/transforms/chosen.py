@@ -93,8 +93,6 @@ def _rule(plain: str) -> dict[str, str]:
 
 def _moves(value: Any, frame: dict[str, Any]) -> bool:
     """Whether a value is a rigid motion [4, 4] or [3, 4], neither the identity nor a frame's pose nor its inverse."""
-    if not isinstance(value, list):
-        return False
     try:
         motion, pose = (
             np.concatenate([np.array(matrix, np.float64).reshape(-1, 4)[:3], [[0.0, 0, 0, 1]]])
