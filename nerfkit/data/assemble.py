@@ -137,12 +137,10 @@ def assemble(
     views, maps = {}, {}  # one map of a lens for all splits
     for split, chosen in splits.items():
         cameras = cameras_of(chosen, [lenses[image.name] for image in chosen])
-        masks = [image.mask for image in chosen]
-        depths = [image.depth_in(data.depth_unit) for image in chosen] if judged.has_depth else []
         views[split] = Views(
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
-            masks if any(masks) else [], capture.white_ignores, alpha_masks, judged.masks,
-            depths if any(depths) else [], transform.scale,
+            [image.mask for image in chosen], capture.white_ignores, alpha_masks, judged.masks,
+            [image.depth_in(data.depth_unit) for image in chosen if judged.has_depth], transform.scale,
             [numbers[image.name] for image in chosen],
         )  # fmt: skip
     counts = {split: len(chosen) for split, chosen in splits.items()}

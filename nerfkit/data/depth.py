@@ -163,8 +163,7 @@ class _View:
         self.points = rays * (lengths[rows, columns] / (1 if self.along_ray else rays[:, 2]))[:, None]
 
     def off(self, points: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """How far points of the world [K, P, 3] are at K scales from where the view has something: the log of a ratio
-        [K, P], infinite where it has nothing."""
+        """Log of how far points [K, P, 3] are over how far the view has them at K scales, [K, P]; infinite: nowhere."""
         local = (points - self.pose[:, 3]) @ self.pose[:, :3]
         height, width = self.lengths.shape
         pixel = self.lens.project(torch.from_numpy(local.reshape(-1, 3))).numpy().reshape(*local.shape[:2], 2)

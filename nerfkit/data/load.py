@@ -42,11 +42,11 @@ FOREIGN = (  # formats that are not read: names, how a file starts, program, way
 MAY_HOLD = re.compile(r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|csv|txt|np[zy]|ya?ml|log|out)", re.I)
 
 
-def scene_of(config: Config, transform: SceneTransform | None = None, report: Callable[[str], None] = print) -> Scene:
+def scene_of(config: Config, transform: SceneTransform | None = None) -> Scene:
     """The scene of `config.data`, as it is trained, scored and shown: in the frame of a run's `transform`, or with a
     data.box in that of the files."""
     data = config.data
-    capture = load_capture(data.path, data.format, data.sfm_dir, report, of_run=transform is not None)
+    capture = load_capture(data.path, data.format, data.sfm_dir, of_run=transform is not None)
     scene = assemble(capture, data, transform, unbounded=config.sampling.kind == "contracted")
     return replace(scene, source=data)
 

@@ -38,11 +38,11 @@ class Views:
     cameras: Cameras
     files: list[Path]
     headers: list[ImageHeader]  # of each file
-    masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
+    masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; may be empty
     white_ignores: bool = False  # in masks, not black
     alpha_masks: bool = False  # masked pixels are transparent, not ignored
     mask_kind: MaskKind = MaskKind()
-    depths: list[DepthFile | None] = field(default_factory=list)  # how far is what they show; none where empty
+    depths: list[DepthFile | None] = field(default_factory=list)  # how far is what they show; may be empty
     scale: float = 1.0  # model units of one unit of the poses' files
     numbers: list[int] = field(default_factory=list)  # in the capture
 

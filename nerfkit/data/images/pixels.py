@@ -174,8 +174,7 @@ class MaskKind(NamedTuple):
 
 
 def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -> np.ndarray:
-    """Where a mask is white, bool [H, W], resized to the nearest pixel of `size` (width, height); raises SceneError if
-    it has another shape."""
+    """Where a mask is white, bool [H, W], by the nearest pixel of `size` (width, height); SceneError: another shape."""
     width, height = size
     with _opened(path) as image:
         scale_x, scale_y = image.width / width, image.height / height

@@ -64,8 +64,7 @@ def first_there(folder: Path, names: Iterable[str]) -> Path | None:
 def nearest_of(
     missing: Iterable[Path], others: Collection[Path], find: Callable[[Path], Path | None]
 ) -> tuple[dict[Path, Path], list[str]]:
-    """What `find` gives for files that are missing, where that is neither one of all the `others` nor given twice; and
-    a note of it."""
+    """What `find` gives for files that are missing, if it is neither one of all the `others` nor given twice; notes."""
     near = {file: found for file in missing if (found := find(file)) is not None}
     counts = Counter([*others, *near.values()])
     near = {file: found for file, found in near.items() if counts[found] == 1}

@@ -202,8 +202,7 @@ def read_arrays(file: Path, kind: Callable[[Any], Any]) -> Any:
 def _posed(
     folder: Path, file: Path, pose: np.ndarray, values: Any, where: str, size: Any = None, mask: Path | None = None
 ) -> PosedImage:
-    """An image with `values` fx, fy, cx, cy, of its `size`, or else of the file's, at a pose [3 or 4, 4] in OpenGL
-    axes."""
+    """An image of its `size`, or else the file's, with `values` fx, fy, cx, cy, at a pose [3 or 4, 4] of OpenGL."""
     header = image_header(file) if size is None else None
     size = (header.width, header.height) if header else numbers(size, f"{where}: width, height", 2).tolist()
     values = numbers(values, f"{where}: fx, fy, cx, cy", 4)

@@ -78,9 +78,7 @@ class FrameInputs:
     def describe(self) -> list[str]:
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
-            focus = (
-                f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, axes {rig.miss:.0%} of that beside it"
-            )
+            focus = f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, axes {rig.miss:.0%} beside it"
         lines = [
             f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} from their mean position; "
             f"along the mean viewing direction they spread over {rig.along:.0%} of that",
@@ -300,8 +298,7 @@ def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, fa
 
 
 def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhouettes: Silhouettes) -> SceneTransform:
-    """`transform` of an object where its box holds what the `silhouettes` of some of the images show, and is not of
-    another unit; or else one whose box does."""
+    """`transform` of an object, or one whose box holds what `silhouettes` of images show, if its own does not."""
     seen = [
         replace(image, camera_to_world=transform.to_model(image.camera_to_world))
         for image in images

@@ -89,7 +89,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform | None = None) -> Cameras:
     """Pinhole cameras of a transforms file, in the file's frame, or the model's where `transform` leads there."""
-    size_of(content, printable(file))
     poses, lenses = [], []
     for index, entry in enumerate(frames_of(content, printable(file))):
         where = f"{printable(file)}: frame {index}"
