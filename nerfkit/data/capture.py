@@ -27,6 +27,9 @@ class Note(NamedTuple):
         return f"warning: {self.text}" if self.kind == "warning" else self.text
 
 
+Lines = list[str | Note]  # of which plain text only informs
+
+
 def notes_of(*lines: str | Note) -> tuple[Note, ...]:
     """Notes of `lines`, of which plain text only informs."""
     return tuple(line if isinstance(line, Note) else Note("info", line) for line in lines)

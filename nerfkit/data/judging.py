@@ -91,9 +91,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
             is_object = alpha_masks
             notes.append(f"alpha is left out: the {len(found)} images with it are opaque")
         elif highest.max() <= 255 - OPAQUE:
-            what = (
-                f"the {len(found)} images that were looked at are transparent: alpha is {highest.max()} of 255 at most"
-            )
+            what = f"{len(found)} images that were looked at are transparent: alpha is {highest.max()} of 255 at most"
             raise SceneError(f"{what}; {'correct their masks' if alpha_masks else 'save them without alpha, as RGB'}")
         elif edges.sum() >= EDGES and not brighter.any():
             text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"

@@ -29,9 +29,8 @@ def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> l
     """Names of the images below `folder`, / between folders, sorted; hidden files and folders are left out."""
     names: list[str] = []
     seen: set[str] = set()  # folders, which links may lead back to
-    for place, folders, files in (
-        os.walk(folder, onerror=_cannot_list, followlinks=True) if os.path.isdir(folder) else ()
-    ):
+    walk = os.walk(folder, onerror=_cannot_list, followlinks=True) if os.path.isdir(folder) else ()
+    for place, folders, files in walk:
         real, inner = os.path.realpath(place), os.path.relpath(place, folder)
         if real in seen:
             folders.clear()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from nerfkit.data.capture import Capture, Note, Points, PosedImage, notes_of
+from nerfkit.data.capture import Capture, Lines, Note, Points, PosedImage, notes_of
 from nerfkit.data.scene_transform.diagnostics import Silhouettes, share_of_rays
 from nerfkit.data.scene_transform.rig import Found, Rig, find_up, half_tangents, measure, observed_depths
 from nerfkit.data.scene_transform.transform import SceneTransform, check_extent, corner_text, unit, vector_text
@@ -95,11 +95,9 @@ class FrameInputs:
         return lines
 
 
-def find_scene_transform(
-    capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False
-) -> SceneTransform:
+def find_scene_transform(capture: Capture, training: Collection[str] = (), has_alpha: bool = False) -> SceneTransform:
     """The frame of a capture; near and far follow from the images called `training` alone, from all without any."""
-    images, points, names = capture.images, capture.points, set(training or ())
+    images, points, names = capture.images, capture.points, set(training)
     used = np.array([not names or image.name in names for image in images])
     tangents = np.array([half_tangents(image.lens) for image in images])
     rig = measure(np.array([image.camera_to_world for image in images], dtype=np.float64))
@@ -121,7 +119,7 @@ def find_scene_transform(
         reach = USUAL_SIDE / float(np.ptp(_object_box(transform, inputs, reach)[0], axis=0).max())
         transform = replace(transform, scale=reach / radius.value)
         of_unit = f" ({reach:.4g} model units, of which the box is {USUAL_SIDE:g} long)"
-    lines: list[str | Note] = [
+    lines: Lines = [
         *inputs.describe(),
         f"kind {kind}: {why}",
         f"up {vector_text(up.value)} in the files' coordinates: {up.why}",
@@ -207,9 +205,7 @@ def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:
     return np.stack([east, np.cross(up, east), up])
 
 
-def _with_extent(
-    transform: SceneTransform, inputs: FrameInputs, lines: list[str | Note], reach: float
-) -> SceneTransform:
+def _with_extent(transform: SceneTransform, inputs: FrameInputs, lines: Lines, reach: float) -> SceneTransform:
     """`transform` with near, far, box and notes; `reach` is the radius in model units."""
     cloud = inputs.cloud(transform)
     near = NEAR_PATH if transform.kind == "walk-through" else NEAR_RADIUS

@@ -173,9 +173,7 @@ def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
 def pixel_diagnostics(samples: Sequence[np.ndarray], background: str = "white") -> list[str]:
     """Of some of the pixels of images, [P, 3 or 4] uint8 each, as they are trained over their `background`."""
     behind = background_color(background, torch.device("cpu"))
-    some = (
-        sample[np.random.default_rng(0).integers(len(sample), size=SAMPLED_PIXELS)] for sample in samples if len(sample)
-    )
+    some = (x[np.random.default_rng(0).integers(len(x), size=SAMPLED_PIXELS)] for x in samples if len(x))
     samples = [255 * blend(torch.from_numpy(sample), behind).numpy() for sample in some]
     plain = [sample for sample in samples if sample.std(axis=0).max() < PLAIN]
     copies = sum(np.array_equal(a, b) for a, b in pairwise(samples))

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from nerfkit import safe_io
 from nerfkit.data import ply
-from nerfkit.data.capture import Capture, DepthFile, Note, Points, PosedImage, as_warnings, notes_of
+from nerfkit.data.capture import Capture, DepthFile, Lines, Points, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import image_header
 from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms import cameras_json
@@ -103,7 +103,7 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
     return "transforms", "no key tells whether the capture is nerfstudio's or instant-ngp's; read as what both share"
 
 
-def _frames(content: Any, file: Path, notes: list[str | Note]) -> list[_Frame]:
+def _frames(content: Any, file: Path, notes: Lines) -> list[_Frame]:
     """The frames of a file that count, with the names and paths of their images."""
     frames, text = [], printable(file)
     cameras_json.frames_of(content, text)
@@ -118,7 +118,7 @@ def _frames(content: Any, file: Path, notes: list[str | Note]) -> list[_Frame]:
     return frames
 
 
-def _with_nearest(frames: list[_Frame], folder: Path, notes: list[str | Note]) -> list[_Frame]:
+def _with_nearest(frames: list[_Frame], folder: Path, notes: Lines) -> list[_Frame]:
     """The frames with images of other names in the place of those that are missing, of which there is a note."""
 
     def find(path: Path) -> Path | None:
@@ -147,9 +147,7 @@ def _check_distinct(frames: list[_Frame]) -> None:
             raise SceneError(f"{both}; leave out one of them")
 
 
-def _images(
-    frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
-) -> list[PosedImage]:
+def _images(frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: Lines) -> list[PosedImage]:
     images, beaten, angles = [], 0, Counter()
     all_values = [cameras_json.merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
     sizes = [_size_of(frame, values) for frame, values in zip(frames, all_values, strict=True)]
@@ -213,17 +211,13 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
     return [near.get(file) for file in named], "of mask_path, black is ignored" + "".join(missing)
 
 
-def _with_depth(
-    images: list[PosedImage], frames: list[_Frame], folder: Path, notes: list[str | Note]
-) -> list[PosedImage]:
+def _with_depth(images: list[PosedImage], frames: list[_Frame], folder: Path, notes: Lines) -> list[PosedImage]:
     found, missing = [], []
     for image, frame in zip(images, frames, strict=True):
         values = frame.content | frame.own
         if key := next((key for key in DEPTH if cameras_json.is_set(frame.own.get(key))), None):
             file = _path_of(folder, frame.own[key], key, frame.where)
-            units = (
-                cameras_json.number(values, unit, frame.where, above=0) for unit in DEPTH.values() if unit in values
-            )
+            units = (cameras_json.number(values, u, frame.where, above=0) for u in DEPTH.values() if u in values)
             if near := nearest(file, folders.places_of(folder)):
                 image = replace(image, depth=DepthFile(near, unit=next(units, None)))
             else:
@@ -261,7 +255,7 @@ def _no_size(frame: _Frame) -> NoReturn:
     raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}{folders.beside(frame.path)}")
 
 
-def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Points | None:
+def _points(content: dict[str, Any], file: Path, notes: Lines) -> Points | None:
     if not cameras_json.is_set(name := content.get("ply_file_path")):
         return None
     path = _path_of(file.parent, name, "ply_file_path", printable(file))
@@ -312,7 +306,7 @@ def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[s
     return splits
 
 
-def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) -> list[_Frame]:
+def _merged_splits(frames: dict[Path, list[_Frame]], notes: Lines) -> list[_Frame]:
     """The frames of all splits by name; val and test may share images, whose frames have to be equal."""
     merged: dict[str, _Frame] = {}
     listed = [frame for of_file in frames.values() for frame in of_file]

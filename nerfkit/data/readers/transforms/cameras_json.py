@@ -314,10 +314,8 @@ def numbers(values: Any, where: str, *shape: int | None) -> np.ndarray:
         array = np.asarray(values)
     except ValueError:  # of rows of several lengths
         array = np.zeros(0)
-    is_of_shape = len(shape) == array.ndim and all(
-        n in (None, side) for n, side in zip(shape, array.shape, strict=True)
-    )
-    if array.dtype.kind not in "iuf" or not is_of_shape:
+    fits = len(shape) == array.ndim and all(n in (None, side) for n, side in zip(shape, array.shape, strict=True))
+    if array.dtype.kind not in "iuf" or not fits:
         wanted, got = ", ".join(str(n or "N") for n in shape), list(array.shape) if array.size else reprlib.repr(values)
         raise SceneError(f"{where} must be numbers of the shape [{wanted}], got {got}")
     bad = np.argwhere(~(np.abs(array) <= COORDINATE_LIMIT))  # NaN is not
