@@ -73,17 +73,16 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
 def look_into(path: Path, wants_pixels: bool = False) -> tuple[ImageHeader | None, str, np.ndarray | None]:
     """Header of an image file, None if it has none; the problem with it, '' if there is none; and, where they are
     wanted, evenly spaced pixels as they are stored. All are decoded, JPEG at an eighth of the size if nobody does."""
-    header = pixels = None
+    header = None
     try:
         with _opened(path) as image:
             header = _header(image)
             if not wants_pixels:
                 image.draft(image.mode, (image.width // 8, image.height // 8))
             _decode(image, path)
-            pixels = np.array(_thinned(image, header)) if wants_pixels else None
+            return header, "", np.array(_thinned(image, header)) if wants_pixels else None
     except SceneError as error:
         return header, str(error), None
-    return header, "", pixels
 
 
 def thinned_image(path: Path, header: ImageHeader) -> tuple[np.ndarray, int, int]:

@@ -102,12 +102,9 @@ def find_masks(
     if not files:
         return {}, [f"{printable(masks)} holds no images"] if os.path.isdir(masks) else []
     by_name = {posixpath.splitext(file)[0]: file for file in reversed(files)} | {file: file for file in files}
-    found: dict[str, str] = {}
-    for name in names:
-        key = native_name(name)
-        keys = (key, posixpath.splitext(key)[0])
-        if file := next((by_name[key] for key in keys if key in by_name), None):
-            found[name] = file
+    keys = {name: native_name(name) for name in names}
+    there = {name: by_name.get(key) or by_name.get(posixpath.splitext(key)[0]) for name, key in keys.items()}
+    found = {name: file for name, file in there.items() if file}
     notes = []
     if without := names - found.keys():
         notes.append(f"{len(without)} of {len(names)} images have no file in {place} ({first_of(without)})")

@@ -110,9 +110,7 @@ def _frames(content: Any, file: Path, notes: Lines) -> list[_Frame]:
     for index, split in chosen(content, file.name, notes).items():
         own = content["frames"][index]
         where = f"{text}: frame {index}"
-        if "file_path" not in own:
-            raise SceneError(f"{where}: key 'file_path' is missing")
-        path = _path_of(file.parent, own["file_path"], "file_path", where)
+        path = _path_of(file.parent, own.get("file_path"), "file_path", where)
         there = next(filter(os.path.exists, _candidates(path)), path)
         frames.append(_Frame(own, content, file, where, own["file_path"].replace("\\", "/"), there, split))
     return frames

@@ -126,11 +126,9 @@ def unused_keys(content: dict[str, Any]) -> list[str]:
 
 def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
     """The frames of a transforms file, at least one."""
-    if not isinstance(content, dict) or "frames" not in content:
-        raise SceneError(f"{where}: key 'frames' is missing")
-    frames = content["frames"]
+    frames = content.get("frames") if isinstance(content, dict) else None
     if not isinstance(frames, list) or not frames:
-        raise SceneError(f"{where}: 'frames' holds no views")
+        raise SceneError(f"{where}: key 'frames' is missing, or holds no views")
     for index, frame in enumerate(frames):
         if not isinstance(frame, dict):
             raise SceneError(f"{where}: frame {index} must be an object with keys, got {reprlib.repr(frame)}")
@@ -139,8 +137,6 @@ def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
 
 def pose_of(matrix: Any, where: str) -> np.ndarray:
     """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
-    if matrix is None:
-        raise SceneError(f"{where}: key 'transform_matrix' is missing")
     n_rows = 3 if isinstance(matrix, list) and len(matrix) == 3 else 4
     pose = numbers(matrix, f"{where}: transform_matrix", n_rows, 4)
     if n_rows == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
@@ -313,10 +309,10 @@ def numbers(values: Any, where: str, *shape: int | None) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError:  # of rows of several lengths
-        array = np.zeros(0)
+        array = np.asarray(None)
     fits = len(shape) == array.ndim and all(n in (None, side) for n, side in zip(shape, array.shape, strict=True))
-    if array.dtype.kind not in "iuf" or not fits:
-        wanted, got = ", ".join(str(n or "N") for n in shape), list(array.shape) if array.size else reprlib.repr(values)
+    if not (is_numeric := array.dtype.kind in "iuf") or not fits:
+        wanted, got = ", ".join(str(n or "N") for n in shape), list(array.shape) if is_numeric else reprlib.repr(values)
         raise SceneError(f"{where} must be numbers of the shape [{wanted}], got {got}")
     bad = np.argwhere(~(np.abs(array) <= COORDINATE_LIMIT))  # NaN is not
     if len(bad):
