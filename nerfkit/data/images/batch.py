@@ -37,7 +37,6 @@ class ImagePool:
         return len(self.sizes)
 
     def to(self, device: torch.device | str) -> ImagePool:
-        """The same images on `device`."""
         pixels, ignored, depth = (None if part is None else part.to(device) for part in self.parts)
         return replace(self, pixels=pixels, first=self.first.to(device), ignored=ignored, depth=depth)
 

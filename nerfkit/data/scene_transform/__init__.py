@@ -78,7 +78,7 @@ class FrameInputs:
     def describe(self) -> list[str]:
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
-            focus = f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, axes {rig.miss:.0%} beside it"
+            focus = f"{vector_text(rig.focus)}, about {rig.distance:.4g} away; axes miss it by {rig.miss:.0%} of that"
         lines = [
             f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} from their mean position; "
             f"along the mean viewing direction they spread over {rig.along:.0%} of that",

@@ -72,7 +72,6 @@ class SceneTransform:
         return matrix
 
     def warnings(self) -> list[str]:
-        """Texts of the notes that ask for something."""
         return texts(self.notes, "warning")
 
     def to_json(self) -> dict[str, Any]:

@@ -314,11 +314,12 @@ def numbers(values: Any, where: str, *shape: int | None) -> np.ndarray:
     if not (is_numeric := array.dtype.kind in "iuf") or not fits:
         wanted, got = ", ".join(str(n or "N") for n in shape), list(array.shape) if is_numeric else reprlib.repr(values)
         raise SceneError(f"{where} must be numbers of the shape [{wanted}], got {got}")
+    array = array.astype(np.float64)
     bad = np.argwhere(~(np.abs(array) <= COORDINATE_LIMIT))  # NaN is not
     if len(bad):
         place, wanted = bad[0].tolist(), f"finite and at most {COORDINATE_LIMIT:g}"
         raise SceneError(f"{where}: the number at {place} must be {wanted}, got {array[tuple(bad[0])]:.6g}")
-    return array.astype(np.float64)
+    return array
 
 
 def is_number(value: Any) -> bool:
