@@ -28,7 +28,7 @@ def find_scene_transform(
     bounds = [None] * len(poses) if bounds is None else map(tuple, bounds)
     rows = enumerate(zip(poses, bounds, strict=True))
     images = [PosedImage(str(k), Path(str(k)), pose, lens, bounds=ends) for k, (pose, ends) in rows]
-    names = None if training is None else [str(k) for k in np.flatnonzero(training)]
+    names = () if training is None else [str(k) for k in np.flatnonzero(training)]
     return frames.find_scene_transform(Capture("toy", "colmap", images, points, up), names, has_alpha)
 
 

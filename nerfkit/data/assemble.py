@@ -19,7 +19,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.judging import Judged, judge
-from nerfkit.data.readers.folders import IMAGE_FOLDERS, beside, nearest_of, note_of_others, places_of
+from nerfkit.data.readers.folders import IMAGE_FOLDERS, beside, nearest_of, places_of
 from nerfkit.data.scene import Scene, Views, format_sizes
 from nerfkit.data.scene_transform import find_scene_transform, with_its_box
 from nerfkit.data.scene_transform.diagnostics import box_diagnostics, camera_diagnostics, solve_diagnostics
@@ -44,10 +44,11 @@ def resolve_files(capture: Capture, folder: Path) -> Capture:
     nearest in its `folder` that is no other image's, of which there is a note."""
     found = {i.file: on_disk(i.file, lambda file: file if os.path.exists(file) else None) for i in capture.images}
     find = partial(nearest, folders=places_of(folder))
-    near = nearest_of((file for file in found if found[file] is None), found, partial(on_disk, find=find))
+    missing = [file for file in found if found[file] is None]
+    near, others = nearest_of(missing, found, partial(on_disk, find=find))
     found |= near
     images = [replace(i, file=near.get(i.file, i.file), found=found[i.file]) for i in capture.images]
-    notes = notes_of(*capture.notes, *note_of_others(near, len(images)))
+    notes = notes_of(*capture.notes, *others)
     return _without_paths(replace(capture, images=images, notes=notes))
 
 
@@ -114,7 +115,7 @@ def assemble(
 ) -> Scene:
     """The scene of a capture, in the `transform` of a run that goes on, or one that `choose_transform` finds."""
     images, notes = _present_images(capture)
-    headers = {image.name: turned_for(image.lens, image.header or image_header(image.found)) for image in images}
+    headers = {image.name: turned_for(image.lens, image_header(image.found)) for image in images}
     lenses = {image.name: fitted_lens(image, headers[image.name], data.downscale) for image in images}
     splits, rule = split_names(capture, images)
     if "train" not in splits:
@@ -136,18 +137,17 @@ def assemble(
     views, maps = {}, {}  # one map of a lens for all splits
     for split, chosen in splits.items():
         cameras = cameras_of(chosen, [lenses[image.name] for image in chosen])
-        masks = [image.mask for image in chosen]
-        depths = [image.depth_in(data.depth_unit) for image in chosen] if judged.has_depth else []
         views[split] = Views(
             cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
-            masks if any(masks) else [], capture.white_ignores, alpha_masks, judged.masks,
-            depths if any(depths) else [], transform.scale,
+            [image.mask for image in chosen], capture.white_ignores, alpha_masks, judged.masks,
+            [image.depth_in(data.depth_unit) for image in chosen if judged.has_depth], transform.scale,
             [numbers[image.name] for image in chosen],
         )  # fmt: skip
     counts = {split: len(chosen) for split, chosen in splits.items()}
     return Scene(
         capture.name, capture.format, views, tuple(transform.up.tolist()), transform,
-        notes_of(*capture.notes, *judged.notes, *notes, f"splits: {rule}"), capture.format_again, capture.points,
+        notes_of(*capture.notes, *judged.notes, *notes, f"splits: {rule}"),
+        capture.format_again or capture.format, capture.points,
         paths={split: cameras_of(path, [image.lens for image in path]) for split, path in capture.paths.items()},
         about=sentences(capture, [*lenses.values()], counts, transform.kind),
     )  # fmt: skip

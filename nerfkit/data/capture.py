@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.images.pixels import ImageHeader
 from nerfkit.errors import SceneError
 from nerfkit.limits import COORDINATE_LIMIT
 
@@ -26,6 +25,9 @@ class Note(NamedTuple):
 
     def __str__(self) -> str:
         return f"warning: {self.text}" if self.kind == "warning" else self.text
+
+
+Lines = list[str | Note]  # of which plain text only informs
 
 
 def notes_of(*lines: str | Note) -> tuple[Note, ...]:
@@ -59,7 +61,6 @@ class PosedImage:
     lens: Lens  # of the size that the files state; the image on disk may be a resized one
     mask: Path | None = None  # of pixels to ignore, one channel
     bounds: tuple[float, float] | None = None  # nearest and farthest z of what it sees, in the files' units
-    header: ImageHeader | None = None  # of `file`, where the reader had to read it
     depth: DepthFile | None = None  # how far is what it shows
     found: Path | None = None  # the file that is there, see `resolve_files`; none where it is missing
 
@@ -91,12 +92,7 @@ class Capture:
     paths: dict[str, list[PosedImage]] = field(default_factory=dict)  # splits without any image; see `resolve_files`
     white_ignores: bool = False  # in masks, not black
     notes: tuple[Note, ...] = ()  # what a user should know
-    is_solved: bool = False  # poses of plain photos, which were found for them
-
-    @property
-    def format_again(self) -> str:
-        """The data.format that reads the same folder again: of photos, poses are looked for again."""
-        return "auto" if self.is_solved else self.format
+    format_again: str = ""  # data.format that reads it again, if another one: poses of photos are looked for again
 
     def of_images(self, images: list[PosedImage]) -> Capture:
         """The capture of some of its images, in any order: who sees a point is told by their new places."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.capture import Capture, DepthFile, Note, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import stored_levels
+from nerfkit.data.light import neighbours
 from nerfkit.data.scene_transform.rig import evenly
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable, read_regular
@@ -25,7 +26,6 @@ DEPTHS = re.compile(r"(^|_)(depth|z|range|distance)", re.I)  # arrays of a file 
 ALONG_RAY = re.compile(r"(?<![a-z])(ray|range|distance)", re.I)  # others are along the axis
 SHAPE = 0.05  # by which the ratio of sides may be another
 COMPARED, NEIGHBOURS, POINTS = 6, 12, 300  # views, others near each, pixels of a view
-ALIKE = 0.5  # dot of the directions of two views that are compared
 SIDE = 512  # pixels of a view's longer side
 COARSE, AGREE = 0.1, 0.02  # of a distance: how well two views agree
 WRONG, CLEARER = 0.03, 1.05  # scales that are said: off 1, times the pixels that agree
@@ -118,7 +118,9 @@ def depth_notes(capture: Capture, training: Sequence[str], unit: float) -> tuple
     measured = [image for image in images if image.depth is not None]
     if not measured:
         return ()
-    pairs = _pairs(measured)
+    poses = torch.from_numpy(np.stack([image.camera_to_world for image in measured]))
+    groups = neighbours(poses, COMPARED, NEIGHBOURS)
+    pairs = [(one, other) for one, *near in groups for other in near[1::3] or near]  # not the nearest: they tell little
     chosen = sorted({k for pair in pairs for k in pair} or {0})
     views = {k: _View(measured[k], unit) for k in chosen}
     covered = np.mean([view.covered for view in views.values()])
@@ -161,8 +163,7 @@ class _View:
         self.points = rays * (lengths[rows, columns] / (1 if self.along_ray else rays[:, 2]))[:, None]
 
     def off(self, points: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """How far points of the world [K, P, 3] are at K scales from where the view has something: the log of a ratio
-        [K, P], infinite where it has nothing."""
+        """Log of how far points [K, P, 3] are over how far the view has them at K scales, [K, P]; infinite: nowhere."""
         local = (points - self.pose[:, 3]) @ self.pose[:, :3]
         height, width = self.lengths.shape
         pixel = self.lens.project(torch.from_numpy(local.reshape(-1, 3))).numpy().reshape(*local.shape[:2], 2)
@@ -174,18 +175,6 @@ class _View:
         has = np.linalg.norm(local, axis=-1) if self.along_ray else local[..., 2]
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(inside & (there > 0), np.log(has / there), np.inf)
-
-
-def _pairs(images: Sequence[PosedImage]) -> list[tuple[int, int]]:
-    poses = np.stack([image.camera_to_world for image in images])
-    is_narrow = np.array([not image.lens.is_panorama for image in images])
-    pairs = []
-    for one in evenly(len(images), COMPARED):
-        away = np.linalg.norm(poses[:, :, 3] - poses[one, :, 3], axis=1)
-        away[is_narrow & (poses[:, :, 2] @ poses[one, :, 2] < ALIKE)] = np.inf
-        near = [int(k) for k in np.argsort(away) if k != one and np.isfinite(away[k])]
-        pairs += [(int(one), other) for other in near[1:NEIGHBOURS:3] or near]
-    return pairs
 
 
 def _agreement(pairs: Sequence[tuple[_View, _View]], scales: np.ndarray, width: float) -> np.ndarray:

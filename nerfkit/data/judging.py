@@ -63,7 +63,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
     if turned := [name for name, header in headers.items() if header.turn != 1]:
         what = f"turned by their EXIF orientation: {len(turned)} of {len(headers)} images ({first_of(turned)})"
         notes.append(f"{what}, so that the poses have to be of the turned images")
-    n_threads = threads_to_decode(max((header.decoding_bytes for header in headers.values()), default=1), THREADS)
+    n_threads = threads_to_decode(headers.values(), THREADS)
     with ThreadPoolExecutor(max(1, n_threads)) as pool:
         largest, of_alpha, _ = _largest(pool, masks, FEW_LEVELS)
         notes += ["masks are the alpha of their files"] * bool(of_alpha)
@@ -91,9 +91,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
             is_object = alpha_masks
             notes.append(f"alpha is left out: the {len(found)} images with it are opaque")
         elif highest.max() <= 255 - OPAQUE:
-            what = (
-                f"the {len(found)} images that were looked at are transparent: alpha is {highest.max()} of 255 at most"
-            )
+            what = f"{len(found)} images that were looked at are transparent: alpha is {highest.max()} of 255 at most"
             raise SceneError(f"{what}; {'correct their masks' if alpha_masks else 'save them without alpha, as RGB'}")
         elif edges.sum() >= EDGES and not brighter.any():
             text = "colors are multiplied by alpha, which darkens all edges; save the images with straight alpha"

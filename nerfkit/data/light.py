@@ -45,15 +45,15 @@ def difference(images: Tensor, counts: Tensor, neighbours: list[list[int]]) -> f
     return kinds.abs().quantile(MOST, dim=1).max().item()
 
 
-def neighbours(poses: Tensor) -> list[list[int]]:
+def neighbours(poses: Tensor, some: int = SOME, near: int = NEAR) -> list[list[int]]:
     """Some of the views at `poses` [V, 3, 4], camera-to-world, each followed by those that stand and look most alike:
     by distance, in units of how far all are from their middle, and by direction."""
-    some = torch.from_numpy(evenly(len(poses), SOME))
+    chosen = torch.from_numpy(evenly(len(poses), some))
     eyes, looks = poses[:, :, 3], poses[:, :, 2]
     unit = torch.linalg.vector_norm(eyes - eyes.mean(0), dim=-1).mean().clamp(min=1e-9)
-    apart = torch.cdist(eyes[some], eyes) / unit + 1 - looks[some] @ looks.T  # [S, V]
-    apart[torch.arange(len(some)), some] = -torch.inf
-    return apart.topk(min(1 + NEAR, len(poses)), largest=False).indices.tolist()
+    apart = torch.cdist(eyes[chosen], eyes) / unit + 1 - looks[chosen] @ looks.T  # [S, V]
+    apart[torch.arange(len(chosen)), chosen] = -torch.inf
+    return apart.topk(min(1 + near, len(poses)), largest=False).indices.tolist()
 
 
 def _patches(image: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

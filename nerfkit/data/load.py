@@ -42,11 +42,11 @@ FOREIGN = (  # formats that are not read: names, how a file starts, program, way
 MAY_HOLD = re.compile(r".*(pose|camera|traj|extrinsic|transforms).*\.(json|xml|csv|txt|np[zy]|ya?ml|log|out)", re.I)
 
 
-def scene_of(config: Config, transform: SceneTransform | None = None, report: Callable[[str], None] = print) -> Scene:
+def scene_of(config: Config, transform: SceneTransform | None = None) -> Scene:
     """The scene of `config.data`, as it is trained, scored and shown: in the frame of a run's `transform`, or with a
     data.box in that of the files."""
     data = config.data
-    capture = load_capture(data.path, data.format, data.sfm_dir, report, of_run=transform is not None)
+    capture = load_capture(data.path, data.format, data.sfm_dir, of_run=transform is not None)
     scene = assemble(capture, data, transform, unbounded=config.sampling.kind == "contracted")
     return replace(scene, source=data)
 
@@ -95,7 +95,7 @@ def load_capture(
     if beside := poses_beside(folder):
         report(f"warning: {beside}")
     solved = solve(folder, out, report)
-    return replace(resolve_files(readers.read(solved, ["colmap"]), solved), is_solved=True)
+    return replace(resolve_files(readers.read(solved, ["colmap"]), solved), format_again="auto")
 
 
 def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
@@ -164,8 +164,6 @@ def _check_photos(folder: Path, beside: str) -> None:
             around = folder.resolve().parent  # of the folder "sparse" of a scene
             meant = [around] if readers.formats_of(around) else within[:3]
             raise SceneError(f"{known}{there}; did you mean {' or '.join(map(printable, meant))}?")
-        if not any(place.iterdir()):
-            raise SceneError(f"the folder '{printable(place)}' is empty; put photos or a scene there, or give another")
         formats = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
         there = f"there are no photos (JPEG, PNG, WebP) and no scene of a known format in '{printable(place)}'"
         raise SceneError(f"{known}{there}. Of the formats, {formats}")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.data.capture import DepthFile, Note, Points
 from nerfkit.data.depth import read_depth, seen_in_front
 from nerfkit.data.images.batch import ImagePool, Sightings
-from nerfkit.data.images.pixels import OPAQUE, RESIZING_BYTES, ImageHeader, MaskKind, read_image, read_mask
+from nerfkit.data.images.pixels import DECODING_BYTES, OPAQUE, ImageHeader, MaskKind, read_image, read_mask
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
@@ -38,11 +38,11 @@ class Views:
     cameras: Cameras
     files: list[Path]
     headers: list[ImageHeader]  # of each file
-    masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
+    masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; may be empty
     white_ignores: bool = False  # in masks, not black
     alpha_masks: bool = False  # masked pixels are transparent, not ignored
     mask_kind: MaskKind = MaskKind()
-    depths: list[DepthFile | None] = field(default_factory=list)  # how far is what they show; none where empty
+    depths: list[DepthFile | None] = field(default_factory=list)  # how far is what they show; may be empty
     scale: float = 1.0  # model units of one unit of the poses' files
     numbers: list[int] = field(default_factory=list)  # in the capture
 
@@ -77,31 +77,29 @@ class Views:
         """All images, resized to their cameras' sizes by area, which of their pixels do not count, and how far they see
         if that is wanted. Raises SceneError if masks leave nothing of any, unless that `may_be`."""
         sizes = self.cameras.sizes()
-        decoding = self._bytes_to_decode(sizes)
-        n_threads = threads_to_decode(decoding, min(MAX_THREADS, len(self.files)), self.bytes(with_depth))
+        n_threads = threads_to_decode(self.headers, min(MAX_THREADS, len(self.files)), self.bytes(with_depth))
         if not n_threads:
-            needed, more, free = (n / 2**30 for n in (self.bytes(with_depth), decoding, free_memory()))
-            what = f"the images need {needed:.1f} GB, and {more:.1f} GB more to decode one, but {free:.1f} GB are free"
+            needed, free = self.bytes(with_depth) / 2**30, free_memory() / 2**30
+            what = f"the images need {needed:.1f} GB, and room to decode them, but {free:.1f} GB are free"
             raise SceneError(f"{what}; raise data.downscale, or shrink the files")
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if any(self.masks) and not self.alpha_masks else None
         depth = torch.zeros(len(pixels), 2, dtype=torch.float16) if with_depth and any(self.depths) else None
         counts = torch.tensor([width * height for width, height in sizes])
-        ends = counts.cumsum(0)
-        first = ends - counts
+        images = ImagePool(pixels, counts.cumsum(0) - counts, tuple(sizes), ignored, depth)
 
         def fill(view: int) -> None:
-            (width, height), rows = sizes[view], slice(int(first[view]), int(ends[view]))
-            read_image(self.files[view], self.headers[view], pixels[rows].unflatten(0, (height, width)).numpy())
+            rows = images.rows(view)
+            read_image(self.files[view], self.headers[view], images.image(view).numpy())
             if any(self.masks) and self.masks[view] is not None:
-                mask = read_mask(self.masks[view], (width, height), self.mask_kind)  # [H, W] bool, white
+                mask = read_mask(self.masks[view], sizes[view], self.mask_kind)  # [H, W] bool, white
                 masked = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
                 if ignored is None:
                     pixels[rows, 3] *= ~masked
                 else:
                     ignored[rows] = masked
             if depth is not None and self.depths[view] is not None:
-                depth[rows] = self._depth(view, (width, height))
+                depth[rows] = self._depth(view, sizes[view])
 
         with ThreadPoolExecutor(n_threads) as pool:
             done = pool.map(fill, range(len(self.files)))
@@ -110,7 +108,7 @@ class Views:
             why = f"all pixels are {'white' if self.white_ignores else 'black'}, which is ignored"
             what = f"masks leave nothing of the {len(self.files)} images: {why} ({printable(self.masks[0])})"
             raise SceneError(f"{what}; correct the masks, or take them away to use all pixels")
-        return ImagePool(pixels, first, tuple(sizes), ignored, depth)
+        return images
 
     def _depth(self, view: int, size: tuple[int, int]) -> Tensor:
         """Distance along the ray of each pixel of an image [model units] and how much it counts, [H * W, 2]."""
@@ -124,18 +122,12 @@ class Views:
             raise SceneError(f"{what}, which cannot be kept; leave data.box out, or give --trainer.depth 0")
         return torch.where((depth.isfinite() & (depth > 0)).all(-1, keepdim=True), depth, 0)
 
-    def _bytes_to_decode(self, sizes: list[tuple[int, int]]) -> int:
-        decoding = [header.decoding_bytes for header in self.headers]
-        for view, (header, (width, height)) in enumerate(zip(self.headers, sizes, strict=True)):
-            if (header.width, header.height) != (width, height):
-                decoding[view] += RESIZING_BYTES * max(header.width * header.height, width * height)
-        return max(decoding)
 
-
-def threads_to_decode(n_bytes: int, most: int, kept: int = 0) -> int:
-    """How many of `most` threads that take some memory each may decode, beside what is `kept`; 0: not even one."""
+def threads_to_decode(headers: Iterable[ImageHeader], most: int, kept: int = 0) -> int:
+    """How many of `most` threads there is memory for to decode images, beside what is `kept`; 0: not even one."""
+    of_one = DECODING_BYTES * max((header.width * header.height for header in headers), default=1)
     most, free = min(cores(), most), free_memory()
-    return most if free is None else max(0, min(most, (free - kept) // n_bytes))
+    return most if free is None else max(0, min(most, (free - kept) // of_one))
 
 
 def format_sizes(sizes: list[tuple[int, int]]) -> str:

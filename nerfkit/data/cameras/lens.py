@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 import reprlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nerfkit.data.cameras.lens_models import MODELS, PROJECTIONS, Equations, equations_of
+from nerfkit.data.cameras.lens_models import MODELS, PROJECTIONS, Distortion, Equations
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
 
@@ -103,10 +104,13 @@ class Lens:
         """Whether it sees all around, columns being longitudes and rows latitudes."""
         return MODELS[self.model].projection == "sphere"
 
-    @property
+    @cached_property
     def equations(self) -> Equations:
         """The lens in focal lengths, without its focal length and centre."""
-        return equations_of(self.model, self.params)
+        row, named = MODELS[self.model], self.named()
+        stages = [[tuple(named.get(n, 0.0) for n in names.split()) for names in stage] for stage in row.distortions]
+        values = tuple(named[name] for name in row.names if name in ("omega", "k", "alpha", "beta"))
+        return Equations(row.projection, values, tuple(Distortion(*stage) for stage in stages if any(map(any, stage))))
 
     def resized(self, width: int, height: int) -> Lens:
         """The lens of the same images at another size, with a focal length for each axis if they differ now."""
@@ -144,30 +148,35 @@ class Lens:
         columns, rows = self.nodes(spacing)
         x = torch.linspace(0.5, self.width - 0.5, columns, dtype=torch.float64)
         y = torch.linspace(0.5, self.height - 0.5, rows, dtype=torch.float64)
-        center, nearest = torch.tensor(self.center, dtype=torch.float64), torch.tensor([math.inf])
         directions, valid = [], []
         for part in y.split(max(1, CHUNK // columns)):  # a few rows at a time
-            pixels = torch.cartesian_prod(part, x).flip(-1)  # [N, 2]
-            found, residual = self.unproject(pixels)  # [N, 3], [N]
+            found, residual = self.unproject(torch.cartesian_prod(part, x).flip(-1))  # [N, 3], [N]
             valid.append(residual <= TOLERANCE)
-            away = torch.linalg.vector_norm(pixels[~valid[-1]] - center, dim=-1)
-            nearest = torch.cat([nearest, away]).amin(dim=0, keepdim=True)
             known = torch.where(valid[-1][:, None], found, found.new_tensor([0.0, 0.0, 1.0]))
             directions.append(normalize(known * known.new_tensor([1.0, -1, -1]), dim=-1).float())
         made = DirectionMap(torch.cat(directions), torch.cat(valid))
         share = (~made.valid).sum().item() / len(made.valid)
         if share > MAX_INVALID:
+            unknown = torch.cartesian_prod(y, x)[~made.valid].flip(-1)
+            nearest = (unknown - torch.tensor(self.center)).norm(dim=-1).min().item()
             params = ", ".join(f"{name} {value:g}" for name, value in self.named().items())
             raise SceneError(
                 f"the lens {self.model} of {self.width}x{self.height} images, {params}, has no directions for "
-                f"{100 * share:.3g} % of the pixels, beyond {nearest.item():.4g} pixels from its principal point: its "
+                f"{100 * share:.3g} % of the pixels, beyond {nearest:.4g} pixels from its principal point: its "
                 f"polynomial folds back, or its equations end; crop the images, use another model, or {UNDISTORT}"
             )
         return made
 
     def named(self) -> dict[str, float]:
-        """Parameters by name."""
         return dict(zip(MODELS[self.model].names, self.params, strict=True))
+
+
+def lens_at(where: str, model: str, params: tuple[float, ...], width: int, height: int) -> Lens:
+    """The lens of a place in a file, which its SceneError names."""
+    try:
+        return Lens(model, params, width, height)
+    except SceneError as error:
+        raise SceneError(f"{where}: {error}") from None
 
 
 def _got(value: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -189,16 +189,6 @@ class Equations:
         return normalize(PROJECTIONS[self.projection].unproject(plane, *self.values), dim=-1)
 
 
-@lru_cache(maxsize=4096)
-def equations_of(model: str, params: tuple[float, ...]) -> Equations:
-    """Those of a row of MODELS."""
-    row = MODELS[model]
-    named = dict(zip(row.names, params, strict=True))
-    stages = [[tuple(named.get(n, 0.0) for n in names.split()) for names in stage] for stage in row.distortions]
-    values = tuple(named[name] for name in row.names if name in ("omega", "k", "alpha", "beta"))
-    return Equations(row.projection, values, tuple(Distortion(*stage) for stage in stages if any(map(any, stage))))
-
-
 @dataclass(frozen=True)
 class Distortion:
     """Radial, tangential and prism distortion of a plane. With r2 = x2 + y2:
@@ -291,18 +281,16 @@ class Distortion:
             return r * factor, factor + 2 * r * r * slope
 
         norm = target = torch.linalg.vector_norm(distorted, dim=-1)  # [N]
-        is_start = not self._is_radial
-        if is_start and math.isfinite(self.fold):
+        if not self._is_radial and math.isfinite(self.fold):
             target = target.minimum(radius_and_slope(target.new_tensor(0.999 * self.fold))[0])
-        radius = _invert_rising(radius_and_slope, target, self.fold, 1e-4 if is_start else TOLERANCE)
+        radius = _invert_rising(radius_and_slope, target, self.fold)
         return distorted * torch.where(norm > 0, radius / norm, 1)[:, None]
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     """The polynomial with coefficients of rising powers at x, of the shape of x."""
-    degree = max((power for power, value in enumerate(coefficients) if value), default=0)
-    value = torch.full_like(x, coefficients[degree])
-    for coefficient in reversed(coefficients[:degree]):
+    value = torch.zeros_like(x)
+    for coefficient in reversed(coefficients):
         value = value * x + coefficient
     return value
 
@@ -320,9 +308,7 @@ def _first_root(coefficients: list[float] | np.ndarray) -> float:
     return 1 / largest if largest > 1e-18 else math.inf
 
 
-def _invert_rising(
-    function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, limit: float, tolerance: float = TOLERANCE
-) -> Tensor:
+def _invert_rising(function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, limit: float) -> Tensor:
     """x [N] from 0 to `limit` at which a function that gives value and slope, rising from 0, reaches target [N] >= 0;
     else NaN. Newton's steps, and halves of the interval where one would leave it."""
     high = target.new_tensor(limit)
@@ -342,7 +328,7 @@ def _invert_rising(
         close = (newton - x).abs() <= TOLERANCE * (1 + x)
         new = torch.where(close | ((newton >= low) & (newton <= high)), newton, (low + high) / 2)
         inexact = (value - target).abs() > TOLERANCE * (1 + target)  # near a fold x moves on by more than rounding
-        moved, x = inexact & ((new - x).abs() > tolerance * (1 + x)), new
+        moved, x = inexact & ((new - x).abs() > TOLERANCE * (1 + x)), new
         if not moved.any():
             break
     return torch.where(target.isnan(), math.nan, x)

@@ -30,11 +30,10 @@ def lens_diagnostics(lenses: Iterable[Lens]) -> list[str]:
     """Warnings about lenses that no camera is known to have, each with the likely mistake; alike ones are counted."""
     counts = Counter(lenses)
     found: dict[str, tuple[str, int]] = {}  # by kind: of the first lens, and images of all
-    n_distorted = sum(not lens.is_pinhole for lens in counts)
-    every, seen = max(1, n_distorted // MOST), 0  # 10 ms each
+    distorted = [lens for lens in counts if not lens.is_pinhole]
+    looked_at = {*distorted[:: max(1, len(distorted) // MOST)]}  # 10 ms each
     for lens, count in counts.items():
-        seen += not lens.is_pinhole
-        for kind, text in islice(_implausible(lens, seen % every == 0), 1):  # the others follow from the first
+        for kind, text in islice(_implausible(lens, lens in looked_at), 1):  # the others follow from the first
             first, n_images = found.get(kind, (text, 0))
             found[kind] = first, n_images + count
     return [f"{text} (lenses of {n_images} of {counts.total()} images)" for text, n_images in found.values()]

@@ -37,7 +37,6 @@ class ImagePool:
         return len(self.sizes)
 
     def to(self, device: torch.device | str) -> ImagePool:
-        """The same images on `device`."""
         pixels, ignored, depth = (None if part is None else part.to(device) for part in self.parts)
         return replace(self, pixels=pixels, first=self.first.to(device), ignored=ignored, depth=depth)
 
@@ -109,7 +108,6 @@ class Background:
         self.is_random.fill_(at_random and self.has_alpha)
 
     def draw(self, n_rays: int) -> Tensor:
-        """Background [R, 3] of a batch."""
         device = self.is_random.device
         colors = torch.rand(n_rays, 3, device=device, generator=generator_on(device))
         return colors if self.kind == "random" else torch.where(self.is_random, colors, self.color)
@@ -220,7 +218,6 @@ class ResidentPixels:
         self.widths = torch.tensor([width for width, _ in pool.sizes], device=self.device)  # [V]
 
     def draw(self, n_pixels: int) -> DrawnPixels:
-        """Random pixels of random images."""
         drawing = {"device": self.device, "generator": generator_on(self.device)}
         if self.size is not None:
             width, height = self.size
@@ -233,9 +230,8 @@ class ResidentPixels:
             within, width = pixel - self.pool.first[view], self.widths[view]
             row = within // width
             column = within - row * width
-            if self.pool.panoramas is not None:
-                row = self.pool.rows_by_solid_angle(view, row)
-                pixel = self.pool.first[view] + row * width + column
+            row = self.pool.rows_by_solid_angle(view, row)
+            pixel = self.pool.first[view] + row * width + column
         return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.pool.parts))
 
     def advance(self, step: int) -> None:
@@ -277,7 +273,6 @@ class StreamingPixels:
         self.order: tuple[int, list[int]] = (-1, [])  # number of the permutation, and itself
 
     def draw(self, n_pixels: int) -> DrawnPixels:
-        """Random pixels of the images in the window."""
         n_all = self.slot_end[-1]
         drawing = {"device": self.device, "generator": generator_on(self.device)}
         number = (torch.rand(n_pixels, dtype=torch.float64, **drawing) * n_all).long().clamp(max=n_all - 1)
@@ -287,10 +282,8 @@ class StreamingPixels:
         width = self.widths[view]
         row = within // width
         column = within - row * width
-        if self.pool.panoramas is not None:
-            row = self.pool.rows_by_solid_angle(view, row)
-            within = row * width + column
-        pixel = slot * self.slot_size + within
+        row = self.pool.rows_by_solid_angle(view, row)
+        pixel = slot * self.slot_size + row * width + column
         return DrawnPixels(view, row, column, *(None if part is None else part[pixel] for part in self.parts))
 
     def advance(self, step: int) -> None:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
-from PIL.Image import Transpose
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from nerfkit.errors import SceneError
@@ -24,25 +23,18 @@ BACKGROUNDS = {"white": 1.0, "black": 0.0}
 FORMATS = ("PNG", "JPEG", "WEBP")  # others are disabled: one of them runs programs
 FILE_LIMIT = 2**31  # bytes
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
-DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured)
-RESIZING_BYTES = 12  # of a pixel, beside those of decoding
+DECODING_BYTES = 30  # of a pixel, at most (measured), to decode and resize it
 ORIENTATION = 274  # tag of EXIF
-TRANSPOSES = {  # by orientation: how stored pixels become what was seen
-    2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
-}  # fmt: skip
 REMEDY = "copy it again, or take it away: images that are missing are left out, except in LLFF captures"
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
 OPAQUE = 254  # level of alpha from which on a pixel is
 THINNED = 2**21  # pixels that say enough of an image's alpha and edges
-BAND = 256  # rows that are converted together, for memory
 
 
 class ImageHeader(NamedTuple):
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
     has_alpha: bool  # even if opaque: see `judging`
-    decoding_bytes: int  # memory that decoding takes
     turn: int = 1  # EXIF orientation, 1 to 8, by which stored pixels are turned
     bits: int = 8  # of a gray level; 16 of files that may hold fewer
 
@@ -71,30 +63,26 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
             what = f"image {printable(path)} is transparent in places, where others are opaque"
             raise SceneError(f"{what}; save all of them without alpha")
-        image = _eight_bits(image, header.bits)
-        if header.turn != 1:
-            image = image.transpose(TRANSPOSES[header.turn])
+        image = _eight_bits(image if header.turn == 1 else ImageOps.exif_transpose(image), header.bits)
         if image.size != (width, height):
             # Pillow averages RGBA with colors weighted by alpha.
             image = image.convert(mode).resize((width, height), Image.Resampling.BOX)
-        for rows, band in _bands(image):
-            out[rows] = np.asarray(band.convert(mode))
+        out[:] = np.asarray(image.convert(mode))
 
 
 def look_into(path: Path, wants_pixels: bool = False) -> tuple[ImageHeader | None, str, np.ndarray | None]:
     """Header of an image file, None if it has none; the problem with it, '' if there is none; and, where they are
     wanted, evenly spaced pixels as they are stored. All are decoded, JPEG at an eighth of the size if nobody does."""
-    header = pixels = None
+    header = None
     try:
         with _opened(path) as image:
             header = _header(image)
             if not wants_pixels:
                 image.draft(image.mode, (image.width // 8, image.height // 8))
             _decode(image, path)
-            pixels = np.array(_thinned(image, header)) if wants_pixels else None
+            return header, "", np.array(_thinned(image, header)) if wants_pixels else None
     except SceneError as error:
         return header, str(error), None
-    return header, "", pixels
 
 
 def thinned_image(path: Path, header: ImageHeader) -> tuple[np.ndarray, int, int]:
@@ -102,8 +90,8 @@ def thinned_image(path: Path, header: ImageHeader) -> tuple[np.ndarray, int, int
     with _opened(path) as image:
         _decode(image, path)
         lowest, highest = _levels(image, True).getextrema() if header.has_alpha else (255, 255)
-        image = _thinned(image, header)
-        return np.asarray(image.transpose(TRANSPOSES[header.turn]) if header.turn != 1 else image), lowest, highest
+        image = _thinned(image if header.turn == 1 else ImageOps.exif_transpose(image), header)
+        return np.asarray(image), lowest, highest
 
 
 def _thinned(image: Image.Image, header: ImageHeader) -> Image.Image:
@@ -156,18 +144,17 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 def _header(image: Image.Image) -> ImageHeader:
     width, height = image.size
-    decoding_bytes = DECODING_BYTES[image.format] * width * height
     # Pillow would decode a PNG to look for EXIF after its pixels: that waits until they are wanted.
     turn = _orientation(image) if image.format != "PNG" or "exif" in image.info else 1
     if turn in SWAPPING:
         width, height = height, width
     bits = 16 if image.mode.startswith("I") else 8
-    return ImageHeader(width, height, image.has_transparency_data, decoding_bytes, turn, bits)
+    return ImageHeader(width, height, image.has_transparency_data, turn, bits)
 
 
 def _orientation(image: Image.Image) -> int:
     orientation = image.getexif().get(ORIENTATION, 1)
-    return orientation if orientation in TRANSPOSES else 1
+    return orientation if orientation in range(1, 9) else 1
 
 
 def _decode(image: Image.Image, path: Path) -> None:
@@ -186,8 +173,7 @@ class MaskKind(NamedTuple):
 
 
 def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -> np.ndarray:
-    """Where a mask is white, bool [H, W], resized to the nearest pixel of `size` (width, height); raises SceneError if
-    it has another shape."""
+    """Where a mask is white, bool [H, W], by the nearest pixel of `size` (width, height); SceneError: another shape."""
     width, height = size
     with _opened(path) as image:
         scale_x, scale_y = image.width / width, image.height / height
@@ -222,13 +208,4 @@ def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
     """`image` itself, or of gray with `bits` its levels in eight; Pillow would cut them off at 255."""
     if not image.mode.startswith("I"):
         return image
-    levels = np.empty((image.height, image.width), dtype=np.uint8)
-    for rows, band in _bands(image):
-        levels[rows] = np.rint(np.asarray(band) / ((2**bits - 1) / 255))
-    return Image.fromarray(levels)
-
-
-def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
-    for top in range(0, image.height, BAND):
-        bottom = min(top + BAND, image.height)
-        yield slice(top, bottom), image.crop((0, top, image.width, bottom))
+    return Image.fromarray(np.rint(np.asarray(image) / ((2**bits - 1) / 255)).astype(np.uint8))

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nerfkit.data.capture import Capture, Note, notes_of
-from nerfkit.data.readers import colmap
+from nerfkit.data.readers import colmap, transforms
 from nerfkit.data.readers import small_formats as small
-from nerfkit.data.readers import transforms as transforms_json
 from nerfkit.data.readers.folders import first_there, with_depth
 from nerfkit.errors import SceneError
 
@@ -29,10 +28,8 @@ def _has(*signs: Iterable[str]) -> Callable[[Path], bool]:
 
 
 READERS = {
-    "nerf_synthetic": Reader(
-        "transforms_train.json", _has(transforms_json.SPLIT_FILES), transforms_json.read_synthetic
-    ),
-    "transforms": Reader("transforms.json", _has([transforms_json.MAIN]), transforms_json.read),
+    "nerf_synthetic": Reader("transforms_train.json", _has(transforms.SPLIT_FILES), transforms.read_synthetic),
+    "transforms": Reader("transforms.json", _has([transforms.MAIN]), transforms.read),
     "colmap": Reader("folders sparse/0 (with cameras, images, points3D) and images", colmap.recognises, colmap.read),
     "llff": Reader("poses_bounds.npy and images", _has([small.LLFF]), small.read_llff),
     "polycam": Reader("keyframes/cameras and keyframes/images", _has(small.CORRECTED), small.read_polycam),

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +29,8 @@ def list_images(folder: Path, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> l
     """Names of the images below `folder`, / between folders, sorted; hidden files and folders are left out."""
     names: list[str] = []
     seen: set[str] = set()  # folders, which links may lead back to
-    for place, folders, files in (
-        os.walk(folder, onerror=_cannot_list, followlinks=True) if os.path.isdir(folder) else ()
-    ):
+    walk = os.walk(folder, onerror=_cannot_list, followlinks=True) if os.path.isdir(folder) else ()
+    for place, folders, files in walk:
         real, inner = os.path.realpath(place), os.path.relpath(place, folder)
         if real in seen:
             folders.clear()
@@ -62,19 +61,15 @@ def first_there(folder: Path, names: Iterable[str]) -> Path | None:
 
 
 def nearest_of(
-    missing: Iterable[Path], others: Iterable[Path], find: Callable[[Path], Path | None]
-) -> dict[Path, Path]:
-    """What `find` gives for files that are missing, where that is neither one of the `others` nor given twice."""
+    missing: Iterable[Path], others: Collection[Path], find: Callable[[Path], Path | None]
+) -> tuple[dict[Path, Path], list[str]]:
+    """What `find` gives for files that are missing, if it is neither one of all the `others` nor given twice; notes."""
     near = {file: found for file in missing if (found := find(file)) is not None}
     counts = Counter([*others, *near.values()])
-    return {file: found for file, found in near.items() if counts[found] == 1}
-
-
-def note_of_others(near: dict[Path, Path], count: int) -> list[str]:
-    """A note if of `count` images some are taken that have other names."""
+    near = {file: found for file, found in near.items() if counts[found] == 1}
     first = [f"{printable(file)} is {printable(found)}" for file, found in near.items()][:1]
-    others = f"{len(near)} of {count} images are there under other names, and are taken"
-    return [f"{others} (the first: {name})" for name in first]
+    what = f"{len(near)} of {len(others)} images are there under other names, and are taken"
+    return near, [f"{what} (the first: {name})" for name in first]
 
 
 def places_of(folder: Path) -> list[Path]:
@@ -107,12 +102,9 @@ def find_masks(
     if not files:
         return {}, [f"{printable(masks)} holds no images"] if os.path.isdir(masks) else []
     by_name = {posixpath.splitext(file)[0]: file for file in reversed(files)} | {file: file for file in files}
-    found: dict[str, str] = {}
-    for name in names:
-        key = native_name(name)
-        keys = (key, posixpath.splitext(key)[0])
-        if file := next((by_name[key] for key in keys if key in by_name), None):
-            found[name] = file
+    keys = {name: native_name(name) for name in names}
+    there = {name: by_name.get(key) or by_name.get(posixpath.splitext(key)[0]) for name, key in keys.items()}
+    found = {name: file for name, file in there.items() if file}
     notes = []
     if without := names - found.keys():
         notes.append(f"{len(without)} of {len(names)} images have no file in {place} ({first_of(without)})")

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens import Lens, lens_at
 from nerfkit.data.capture import Capture, PosedImage, check_rotation, notes_of, rotations_of
 from nerfkit.data.images.pixels import image_header
 from nerfkit.data.readers.folders import find_masks, first_there, list_images, natural_key
-from nerfkit.data.readers.transforms.cameras_json import pose_of
+from nerfkit.data.readers.transforms.cameras_json import numbers, pose_of, whole
 from nerfkit.errors import SceneError
-from nerfkit.limits import COORDINATE_LIMIT
 from nerfkit.safe_io import printable, read_json, read_regular, read_text_utf8
 
 OPENGL = np.array([1.0, -1.0, -1.0, 1.0])  # of the columns of a pose in OpenCV's axes
@@ -133,10 +132,8 @@ def read_llff(folder: Path) -> Capture:
         notes.append(f"{len(files) - len(names)} images in folders within {printable(image_folder.name)} are not used")
     masks, mask_notes = find_masks(folder, names)
     images = []
-    lenses: dict[Lens, Lens] = {}  # equal ones are one object
     for index, (name, row) in enumerate(zip(names, table, strict=True)):
         pose, lens, bounds = _llff_camera(row, f"{printable(file)}: row {index}")
-        lens = lenses.setdefault(lens, lens)
         images.append(PosedImage(name, image_folder / name, pose, lens, masks.get(name), bounds))
     return _capture(folder, "llff", images, notes=notes_of(*notes, *mask_notes))
 
@@ -146,11 +143,9 @@ def _llff_camera(row: np.ndarray, where: str) -> tuple[np.ndarray, Lens, tuple[f
     down, right, back, position, original = row[:15].reshape(3, 5).T
     pose = np.stack([right, -down, back, position], axis=1)
     check_rotation(pose[:, :3], f"{where}: columns 0, 1, 2 of its 3x5 matrix are the axes down, right and backwards")
-    height, width, focal = (int(x) if x == int(x) else x for x in original.tolist())
-    try:
-        lens = Lens("SIMPLE_PINHOLE", (focal, width / 2, height / 2), width, height)
-    except SceneError as error:
-        raise SceneError(f"{where}: columns 4, 9, 14, from 0 on, are height, width, focal length: {error}") from None
+    height, width, focal = original.tolist()
+    columns, params = "columns 4, 9, 14, from 0 on, are height, width, focal length", (focal, width / 2, height / 2)
+    lens = lens_at(f"{where}: {columns}", "SIMPLE_PINHOLE", params, whole(width), whole(height))
     near, far = row[15:].tolist()
     if not 0 <= near < far:
         wanted = "the nearest depth, at least 0, and the farthest, above it"
@@ -204,40 +199,16 @@ def read_arrays(file: Path, kind: Callable[[Any], Any]) -> Any:
         raise SceneError(f"{printable(file)} is not such a NumPy file, or is cut or damaged: {reason}") from None
 
 
-def numbers(values: Any, where: str, *shape: int | None) -> np.ndarray:
-    """Finite numbers float64 of a shape, of which None is any; raises SceneError naming `where`."""
-    try:
-        array = np.asarray(values).astype(np.float64, casting="safe")
-    except (TypeError, ValueError):
-        array = np.zeros(0)
-    if len(shape) != array.ndim or any(n not in (None, side) for n, side in zip(shape, array.shape, strict=True)):
-        raise SceneError(
-            f"{where} must be numbers of the shape [{', '.join(str(n or 'N') for n in shape)}], got {list(array.shape)}"
-        )
-    bad = np.argwhere(~(np.abs(array) <= COORDINATE_LIMIT))  # NaN is not
-    if len(bad):
-        place, wanted = bad[0].tolist(), f"finite and at most {COORDINATE_LIMIT:g}"
-        raise SceneError(f"{where}: the number at {place} must be {wanted}, got {array[tuple(bad[0])]:.6g}")
-    return array
-
-
 def _posed(
     folder: Path, file: Path, pose: np.ndarray, values: Any, where: str, size: Any = None, mask: Path | None = None
 ) -> PosedImage:
-    """An image with `values` fx, fy, cx, cy, of its `size`, or else of the file's, at a pose [3 or 4, 4] in OpenGL
-    axes."""
+    """An image of its `size`, or else the file's, with `values` fx, fy, cx, cy, at a pose [3 or 4, 4] of OpenGL."""
     header = image_header(file) if size is None else None
-    sides = (header.width, header.height) if header else numbers(size, f"{where}: width, height", 2).tolist()
-    if any(side % 1 for side in sides):
-        raise SceneError(f"{where}: width and height must be whole numbers, got {sides[0]:g} and {sides[1]:g}")
-    width, height = map(int, sides)
+    size = (header.width, header.height) if header else numbers(size, f"{where}: width, height", 2).tolist()
     values = numbers(values, f"{where}: fx, fy, cx, cy", 4)
-    try:
-        lens = Lens("PINHOLE", tuple(values.tolist()), width, height)
-    except SceneError as error:
-        raise SceneError(f"{where}: {error}") from None
+    lens = lens_at(where, "PINHOLE", tuple(values.tolist()), *map(whole, size))
     name = Path(os.path.relpath(file, folder)).as_posix()
-    return PosedImage(name, file, pose_of(pose.tolist(), where), lens, mask, header=header)
+    return PosedImage(name, file, pose_of(pose.tolist(), where), lens, mask)
 
 
 def _capture(folder: Path, format: str, images: list[PosedImage], **more: Any) -> Capture:

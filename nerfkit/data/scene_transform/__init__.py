@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from nerfkit.data.capture import Capture, Note, Points, PosedImage, notes_of
+from nerfkit.data.capture import Capture, Lines, Note, Points, PosedImage, notes_of
 from nerfkit.data.scene_transform.diagnostics import Silhouettes, share_of_rays
 from nerfkit.data.scene_transform.rig import Found, Rig, find_up, half_tangents, measure, observed_depths
 from nerfkit.data.scene_transform.transform import SceneTransform, check_extent, corner_text, unit, vector_text
@@ -78,9 +78,7 @@ class FrameInputs:
     def describe(self) -> list[str]:
         rig, focus = self.rig, "none, for all cameras look the same way"
         if rig.focus is not None:
-            focus = (
-                f"{vector_text(rig.focus)}, on average {rig.distance:.4g} away, axes {rig.miss:.0%} of that beside it"
-            )
+            focus = f"{vector_text(rig.focus)}, about {rig.distance:.4g} away; axes miss it by {rig.miss:.0%} of that"
         lines = [
             f"cameras: {len(rig.poses)}; the farthest is {rig.baseline:.4g} from their mean position; "
             f"along the mean viewing direction they spread over {rig.along:.0%} of that",
@@ -97,11 +95,9 @@ class FrameInputs:
         return lines
 
 
-def find_scene_transform(
-    capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False
-) -> SceneTransform:
+def find_scene_transform(capture: Capture, training: Collection[str] = (), has_alpha: bool = False) -> SceneTransform:
     """The frame of a capture; near and far follow from the images called `training` alone, from all without any."""
-    images, points, names = capture.images, capture.points, set(training or ())
+    images, points, names = capture.images, capture.points, set(training)
     used = np.array([not names or image.name in names for image in images])
     tangents = np.array([half_tangents(image.lens) for image in images])
     rig = measure(np.array([image.camera_to_world for image in images], dtype=np.float64))
@@ -123,7 +119,7 @@ def find_scene_transform(
         reach = USUAL_SIDE / float(np.ptp(_object_box(transform, inputs, reach)[0], axis=0).max())
         transform = replace(transform, scale=reach / radius.value)
         of_unit = f" ({reach:.4g} model units, of which the box is {USUAL_SIDE:g} long)"
-    lines: list[str | Note] = [
+    lines: Lines = [
         *inputs.describe(),
         f"kind {kind}: {why}",
         f"up {vector_text(up.value)} in the files' coordinates: {up.why}",
@@ -209,9 +205,7 @@ def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:
     return np.stack([east, np.cross(up, east), up])
 
 
-def _with_extent(
-    transform: SceneTransform, inputs: FrameInputs, lines: list[str | Note], reach: float
-) -> SceneTransform:
+def _with_extent(transform: SceneTransform, inputs: FrameInputs, lines: Lines, reach: float) -> SceneTransform:
     """`transform` with near, far, box and notes; `reach` is the radius in model units."""
     cloud = inputs.cloud(transform)
     near = NEAR_PATH if transform.kind == "walk-through" else NEAR_RADIUS
@@ -300,8 +294,7 @@ def _forward_box(transform: SceneTransform, inputs: FrameInputs, near: float, fa
 
 
 def with_its_box(transform: SceneTransform, images: Sequence[PosedImage], silhouettes: Silhouettes) -> SceneTransform:
-    """`transform` of an object where its box holds what the `silhouettes` of some of the images show, and is not of
-    another unit; or else one whose box does."""
+    """`transform` of an object, or one whose box holds what `silhouettes` of images show, if its own does not."""
     seen = [
         replace(image, camera_to_world=transform.to_model(image.camera_to_world))
         for image in images

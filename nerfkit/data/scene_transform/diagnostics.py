@@ -172,12 +172,9 @@ def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
 
 def pixel_diagnostics(samples: Sequence[np.ndarray], background: str = "white") -> list[str]:
     """Of some of the pixels of images, [P, 3 or 4] uint8 each, as they are trained over their `background`."""
-    behind, some = background_color(background, torch.device("cpu")), []
-    for sample in filter(len, samples):
-        if len(sample) > SAMPLED_PIXELS:  # equal steps may be one column
-            sample = sample[np.random.default_rng(0).integers(len(sample), size=SAMPLED_PIXELS)]
-        some.append(255 * blend(torch.from_numpy(sample), behind).numpy())
-    samples = some
+    behind = background_color(background, torch.device("cpu"))
+    some = (x[np.random.default_rng(0).integers(len(x), size=SAMPLED_PIXELS)] for x in samples if len(x))
+    samples = [255 * blend(torch.from_numpy(sample), behind).numpy() for sample in some]
     plain = [sample for sample in samples if sample.std(axis=0).max() < PLAIN]
     copies = sum(np.array_equal(a, b) for a, b in pairwise(samples))
     brightest = max((sample.max() for sample in samples), default=255)

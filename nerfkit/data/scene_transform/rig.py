@@ -79,7 +79,7 @@ def measure(poses: np.ndarray) -> Rig:
     focus = _focus(positions, directions, tiny)
     in_front = distance = spread = miss = 0.0
     if focus is not None:
-        depths = _depths(focus, positions, directions)
+        depths = np.einsum("ij,ij->i", directions, focus - positions)
         in_front = float((depths > tiny).mean())
         distances = np.linalg.norm(focus - positions, axis=1)
         distance = float(distances.mean())
@@ -102,11 +102,6 @@ def find_up(rig: Rig) -> Found:
     if tilt > LEVEL:
         if np.linalg.norm(mean) > UNDECIDED:
             return Found(unit(mean), f"mean of the cameras' up axes, not held level ({tilt:.2f})")
-        offsets = rig.positions - rig.mean_position
-        values, vectors = np.linalg.eigh(offsets.T @ offsets)
-        if rig.baseline > 0 and values[0] < 0.01 * values[1]:
-            normal = _signed(vectors[:, 0], (up[0],), 0.0)
-            return Found(normal, "normal of the plane of the cameras, whose up axes cancel; check it", True)
         return Found(unit(up[0]), "the first camera's, as the cameras' up axes cancel; check it", True)
     if variety > VARIED:
         hints = mean, back.mean(0), up[0], back[0]  # cameras that look along the vertical mostly look down
@@ -137,9 +132,6 @@ def half_angles(lens: Lens) -> tuple[float, float]:
 
 def half_tangents(lens: Lens) -> tuple[float, float]:
     """About half the width and half the height of an image at depth 1: distortion is left out."""
-    if lens.is_flat:
-        sides = zip((lens.width, lens.height), lens.focal, strict=True)
-        return tuple(min(side / 2 / focal, STEEPEST) for side, focal in sides)
     return tuple(math.tan(min(angle, math.atan(STEEPEST))) for angle in half_angles(lens))
 
 
@@ -183,15 +175,11 @@ def _focus(positions: np.ndarray, directions: np.ndarray, tiny: float) -> np.nda
             break
         target = (offsets - along * np.einsum("ij,ij->i", along, offsets)[:, None]).mean(0)
         focus = mean + np.linalg.solve(across, target)  # of least squared distance
-        now = _depths(focus, positions, directions) > tiny
+        now = np.einsum("ij,ij->i", directions, focus - positions) > tiny
         if now.sum() < 2 or (now == active).all():
             break
         active = now
     return focus
-
-
-def _depths(point: np.ndarray, positions: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    return np.einsum("ij,ij->i", directions, point - positions)
 
 
 def evenly(count: int, most: int) -> np.ndarray:

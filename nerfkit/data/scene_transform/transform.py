@@ -72,11 +72,9 @@ class SceneTransform:
         return matrix
 
     def warnings(self) -> list[str]:
-        """Texts of the notes that ask for something."""
         return texts(self.notes, "warning")
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as what JSON knows."""
         return msgspec.to_builtins(self, enc_hook=lambda array: array.tolist())
 
     @staticmethod

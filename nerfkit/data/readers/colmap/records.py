@@ -60,12 +60,9 @@ class _BinaryFile:
             raise SceneError(f"{self.name} is damaged: {self.size - end} bytes follow its last record, at byte {end}")
 
     def bytes(self, count: int) -> bytes:
-        self._check(count)
+        if count > self.size - self.file.tell():
+            raise SceneError(f"{self.where}: the file ends in it, after {self.size} bytes; it is cut or damaged")
         return self.file.read(count)
-
-    def skip(self, count: int) -> None:
-        self._check(count)
-        self.file.seek(count, os.SEEK_CUR)
 
     def read(self, form: str) -> tuple:
         return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))
@@ -73,15 +70,9 @@ class _BinaryFile:
     def text(self) -> bytes:
         """The bytes up to a zero byte."""
         start = self.file.tell()
-        content, zero, _ = self.file.read(NAME_LIMIT + 1).partition(b"\0")
-        if not zero and len(content) > NAME_LIMIT:
-            raise SceneError(f"{self.where}: the name is longer than {NAME_LIMIT} bytes; is the file damaged?")
+        content = self.file.read(NAME_LIMIT + 1).partition(b"\0")[0]  # a longer one is no name
         self.file.seek(start)
         return self.bytes(len(content) + 1)[:-1]
-
-    def _check(self, count: int) -> None:
-        if count > self.size - self.file.tell():
-            raise SceneError(f"{self.where}: the file ends in it, after {self.size} bytes; it is cut or damaged")
 
 
 @contextmanager
@@ -104,7 +95,7 @@ def _binary_images(path: Path) -> Iterator[ImageRecord]:
         for where in file.records():
             image_id, *pose, camera_id = file.read("I7dI")
             yield ImageRecord(where, image_id, tuple(pose), camera_id, image_name(file.text(), where))
-            file.skip(POINT_2D * file.read("Q")[0])
+            file.bytes(POINT_2D * file.read("Q")[0])
 
 
 def _binary_points(path: Path) -> Points:
@@ -130,8 +121,8 @@ def _lines(path: Path, limit: int = FILE_LIMIT) -> Iterator[tuple[str, bytes]]:
             yield f"{name}: line {number}", (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip()
 
 
-def _is_record(line: bytes) -> bool:
-    return bool(line) and not line.startswith(b"#")
+def _records(path: Path, limit: int = FILE_LIMIT) -> Iterator[tuple[str, bytes]]:
+    return ((where, line) for where, line in _lines(path, limit) if line and not line.startswith(b"#"))
 
 
 @contextmanager
@@ -150,20 +141,19 @@ def _whole(word: bytes) -> int:
 
 
 def _text_cameras(path: Path) -> Iterator[tuple[str, int, tuple]]:
-    for where, line in _lines(path):
-        if _is_record(line):
-            with _wanting("a camera's id, model, width, height and parameters", where, line):
-                camera_id, model, width, height, *params = line.split()
-                lens = model.decode(), tuple(map(float, params)), _whole(width), _whole(height)
-                number = _whole(camera_id)
-            yield where, number, lens
+    for where, line in _records(path):
+        with _wanting("a camera's id, model, width, height and parameters", where, line):
+            camera_id, model, width, height, *params = line.split()
+            lens = model.decode(), tuple(map(float, params)), _whole(width), _whole(height)
+            number = _whole(camera_id)
+        yield where, number, lens
 
 
 def _text_images(path: Path) -> Iterator[ImageRecord]:
     """Two lines each; an editor may have taken off the last one, of 2D points, where there are none."""
     lines = _lines(path)
     for where, line in lines:
-        if _is_record(line):
+        if line and not line.startswith(b"#"):
             with _wanting("an image's id, quaternion, translation, camera id and name", where, line):
                 words = line.split(None, 9)  # a name may have spaces
                 pose, name = tuple(map(float, words[1:8])), words[9]
@@ -180,18 +170,17 @@ def _text_images(path: Path) -> Iterator[ImageRecord]:
 def _text_points(path: Path) -> Points:
     positions, colors, lengths, image_ids = array("d"), bytearray(), array("q"), array("I")
     wanted = "a point's id, x, y, z, red, green, blue up to 255, error, and pairs of an image id and an index"
-    for where, line in _lines(path, POINTS_LIMIT):
-        if _is_record(line):
-            with _wanting(wanted, where, line):
-                point_id, *values = line.split()
-                positions.extend(map(float, values[:3]))
-                colors.extend(map(int, values[3:6]))
-                track = array("I", map(int, values[7:]))
-                if len(values) < 7 or len(track) % 2:
-                    raise ValueError
-                _whole(point_id)
-            lengths.append(len(track) // 2)
-            image_ids.extend(track[::2])
+    for where, line in _records(path, POINTS_LIMIT):
+        with _wanting(wanted, where, line):
+            point_id, *values = line.split()
+            positions.extend(map(float, values[:3]))
+            colors.extend(map(int, values[3:6]))
+            track = array("I", map(int, values[7:]))
+            if len(values) < 7 or len(track) % 2:
+                raise ValueError
+            _whole(point_id)
+        lengths.append(len(track) // 2)
+        image_ids.extend(track[::2])
     points = np.array(positions, np.float64).reshape(-1, 3)
     track_lengths, views = (np.array(values, np.int64) for values in (lengths, image_ids))
     return Points(points, np.array(colors, np.uint8).reshape(-1, 3), track_lengths, views)
@@ -212,7 +201,7 @@ def image_name(name: bytes, where: str) -> str:
         raise SceneError(f"{where}: image name '{shown}' is not UTF-8; rename the image") from None
     parts = text.split("/")
     if not text.strip() or "\0" in text or len(name) > NAME_LIMIT or parts[-1] in ("", "."):
-        raise SceneError(f"{where}: '{printable(text)}' cannot be the name of an image")
+        raise SceneError(f"{where}: '{printable(text)}' cannot be the name of an image, of {NAME_LIMIT} bytes at most")
     if posixpath.isabs(text) or ".." in parts:
         raise SceneError(f"{where}: image name '{printable(text)}' leads out of the folder of images; use names in it")
     return text

@@ -17,25 +17,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nerfkit import safe_io
 from nerfkit.data import ply
-from nerfkit.data.capture import Capture, DepthFile, Note, Points, PosedImage, as_warnings, notes_of
-from nerfkit.data.images.pixels import ImageHeader, image_header
+from nerfkit.data.capture import Capture, DepthFile, Lines, Points, PosedImage, as_warnings, notes_of
+from nerfkit.data.images.pixels import image_header
 from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms import cameras_json
 from nerfkit.data.readers.transforms.chosen import chosen
 from nerfkit.data.readers.transforms.pose_axes import axes_diagnostics
-from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
-from nerfkit.safe_io import first_of, nearest, printable
+from nerfkit.safe_io import nearest, printable
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in cameras_json.SPLITS}
+TRAIN = "transforms_train.json"
 DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
-PARSED = 32  # bytes in memory for each byte of a JSON file, about
 Z_UP = (0.0, 0.0, 1.0)
 DEPTH = {"depth_file_path": "depth_unit_scale_factor", "depth_path": "integer_depth_scale"}  # and keys of units
 
@@ -54,13 +53,13 @@ class _Frame:
 def read(folder: Path) -> Capture:
     """The capture of transforms.json."""
     file, notes = folder / MAIN, []
-    content = _content(file, notes)
+    content = safe_io.read_json(file, SceneError, "scene file")
+    frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
     dialect, note = _dialect(content)
     notes.append(note)
     others = sorted(other.name for other in folder.glob("*.json") if other.name not in (MAIN, *SPLIT_FILES))
     if others:
         notes.append(f"{MAIN} is read, and no other JSON file: {printable(', '.join(others))}")
-    frames = sorted(_frames(content, file, notes), key=lambda frame: frame.name)
     _check_distinct(frames)
     frames = _with_nearest(frames, folder, notes)
     masks, white_ignores, mask_notes = _find_masks(frames, folder)
@@ -73,11 +72,13 @@ def read(folder: Path) -> Capture:
 
 def read_synthetic(folder: Path) -> Capture:
     """The capture of `transforms_{train,val,test}.json`, a split each; world z is up."""
-    files, notes = [folder / name for name in SPLIT_FILES if os.path.lexists(folder / name)], []
-    if (train := folder / "transforms_train.json") not in files:
-        raise SceneError(f"{printable(train)} is missing")
-    contents = {file: _content(file, notes, may_be_empty=file != train) for file in files}
-    frames = {file: _frames(content, file, notes) for file, content in contents.items() if content["frames"]}
+    files, notes, frames = [folder / name for name in SPLIT_FILES], [], {}
+    for file in (file for file in files if file.name == TRAIN or os.path.lexists(file)):
+        content = safe_io.read_json(file, SceneError, "scene file")
+        if file.name != TRAIN and isinstance(content, dict) and content.get("frames") == []:
+            notes.append(f"{file.name} holds no views")
+        else:
+            frames[file] = _frames(content, file, notes)
     merged = _with_nearest(_merged_splits(frames, notes), folder, notes)
     images = _images(merged, [None] * len(merged), False, notes)
     notes += axes_diagnostics(printable(folder), images, None, Z_UP)
@@ -88,18 +89,6 @@ def read_synthetic(folder: Path) -> Capture:
         if cameras_json.is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
             raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
-
-
-def _content(file: Path, notes: list[str | Note], may_be_empty: bool = False) -> dict[str, Any]:
-    needed, free = PARSED * (os.path.getsize(file) if os.path.isfile(file) else 0), free_memory()
-    if free is not None and needed > free:
-        raise SceneError(f"{printable(file)} takes {needed / 2**30:.1f} GB to read, but {free / 2**30:.1f} GB are free")
-    content = safe_io.read_json(file, SceneError, "scene file")
-    if may_be_empty and isinstance(content, dict) and content.get("frames") == []:
-        notes.append(f"{file.name} holds no views")
-        return content
-    cameras_json.frames_of(content, printable(file))
-    return content
 
 
 def _dialect(content: dict[str, Any]) -> tuple[str, str]:
@@ -114,21 +103,20 @@ def _dialect(content: dict[str, Any]) -> tuple[str, str]:
     return "transforms", "no key tells whether the capture is nerfstudio's or instant-ngp's; read as what both share"
 
 
-def _frames(content: dict[str, Any], file: Path, notes: list[str | Note]) -> list[_Frame]:
+def _frames(content: Any, file: Path, notes: Lines) -> list[_Frame]:
     """The frames of a file that count, with the names and paths of their images."""
     frames, text = [], printable(file)
+    cameras_json.frames_of(content, text)
     for index, split in chosen(content, file.name, notes).items():
         own = content["frames"][index]
         where = f"{text}: frame {index}"
-        if "file_path" not in own:
-            raise SceneError(f"{where}: key 'file_path' is missing")
-        path = _path_of(file.parent, own["file_path"], "file_path", where)
+        path = _path_of(file.parent, own.get("file_path"), "file_path", where)
         there = next(filter(os.path.exists, _candidates(path)), path)
         frames.append(_Frame(own, content, file, where, own["file_path"].replace("\\", "/"), there, split))
     return frames
 
 
-def _with_nearest(frames: list[_Frame], folder: Path, notes: list[str | Note]) -> list[_Frame]:
+def _with_nearest(frames: list[_Frame], folder: Path, notes: Lines) -> list[_Frame]:
     """The frames with images of other names in the place of those that are missing, of which there is a note."""
 
     def find(path: Path) -> Path | None:
@@ -137,8 +125,8 @@ def _with_nearest(frames: list[_Frame], folder: Path, notes: list[str | Note]) -
         return nearest(path, places, names + [name for name in doubled if name.lower().endswith(EXTENSIONS)])
 
     places, paths = folders.places_of(folder), [frame.path for frame in frames]
-    near = folders.nearest_of((path for path in paths if not os.path.exists(path)), paths, find)
-    notes += folders.note_of_others(near, len(frames))
+    near, others = folders.nearest_of([path for path in paths if not os.path.exists(path)], paths, find)
+    notes += others
     return [replace(frame, path=near.get(frame.path, frame.path)) for frame in frames]
 
 
@@ -157,38 +145,23 @@ def _check_distinct(frames: list[_Frame]) -> None:
             raise SceneError(f"{both}; leave out one of them")
 
 
-def _images(
-    frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
-) -> list[PosedImage]:
-    """The images of the frames, whose lenses are one object where they are equal."""
-    images, lenses, beaten, angles, faults = [], {}, 0, Counter(), {}
+def _images(frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: Lines) -> list[PosedImage]:
+    images, beaten, angles = [], 0, Counter()
     all_values = [cameras_json.merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
-    headers: list[ImageHeader | None] = []
-    for frame, values in zip(frames, all_values, strict=True):
-        headers.append(None)
-        with suppress(SceneError):  # said when its pixels are read
-            headers[-1] = None if values.keys() & cameras_json.SIZE else image_header(frame.path)
-    other = next(filter(None, headers), None)
-    for frame, values, mask, header in zip(frames, all_values, masks, headers, strict=True):
-        try:
-            size = _size_of(frame, values, header or other)
-            lens = cameras_json.lens_of(values, frame.where, *size, is_nerfstudio)
-            pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
-        except SceneError as error:
-            faults[frame.where] = str(error)
-            continue
+    sizes = [_size_of(frame, values) for frame, values in zip(frames, all_values, strict=True)]
+    other = next(filter(None, sizes), None) or _no_size(frames[0])
+    for frame, values, mask, own_size in zip(frames, all_values, masks, sizes, strict=True):
+        size = own_size or other
+        lens = cameras_json.lens_of(values, frame.where, *size, is_nerfstudio)
+        pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
         angles.update(filter(None, [", ".join(cameras_json.beaten_angles(values, frame.where, *size))]))
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
-        images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
-    if faults:
-        _, *others = (where.rpartition(": ")[2] for where in faults)
-        also = f"; {len(others)} more frames cannot be used: {first_of(others)}" if others else ""
-        raise SceneError(f"{next(iter(faults.values()))}{also}")
+        images.append(PosedImage(frame.name, frame.path, pose, lens, mask))
     for keys, count in angles.items():
         notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
     if beaten:
         notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
-    notes.append(f"lenses: {', '.join(sorted({lens.model for lens in lenses}))}")
+    notes.append(f"lenses: {', '.join(sorted({image.lens.model for image in images}))}")
     return images
 
 
@@ -228,7 +201,7 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
     named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
     near = {file: file for file in named if os.path.isfile(file)}
     find = partial(nearest, folders=folders.places_of(folder))
-    near |= folders.nearest_of(set(named) - near.keys(), near, find)
+    near |= folders.nearest_of(set(named) - near.keys(), near, find)[0]
     if not near:
         what = f"'mask_path' names {printable(named[0])}, but neither that nor any other frame's mask is there"
         raise SceneError(f"{frames[0].where}: {what}; put the masks there, or remove the key to use all pixels")
@@ -236,20 +209,17 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
     return [near.get(file) for file in named], "of mask_path, black is ignored" + "".join(missing)
 
 
-def _with_depth(
-    images: list[PosedImage], frames: list[_Frame], folder: Path, notes: list[str | Note]
-) -> list[PosedImage]:
+def _with_depth(images: list[PosedImage], frames: list[_Frame], folder: Path, notes: Lines) -> list[PosedImage]:
     found, missing = [], []
     for image, frame in zip(images, frames, strict=True):
         values = frame.content | frame.own
         if key := next((key for key in DEPTH if cameras_json.is_set(frame.own.get(key))), None):
             file = _path_of(folder, frame.own[key], key, frame.where)
-            near = nearest(file, folders.places_of(folder))
-            units = [
-                cameras_json.number(values, unit, frame.where, above=0) for unit in DEPTH.values() if unit in values
-            ]
-            image = image if near is None else replace(image, depth=DepthFile(near, unit=next(iter(units), None)))
-            missing += [printable(file)] * (near is None)
+            units = (cameras_json.number(values, u, frame.where, above=0) for u in DEPTH.values() if u in values)
+            if near := nearest(file, folders.places_of(folder)):
+                image = replace(image, depth=DepthFile(near, unit=next(units, None)))
+            else:
+                missing.append(printable(file))
         found.append(image)
     if missing:
         notes += as_warnings([f"{len(missing)} files of depth are missing, the first: {missing[0]}"])
@@ -266,20 +236,24 @@ def _path_of(folder: Path, name: Any, key: str, where: str) -> Path:
         raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}") from None
 
 
-def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) -> tuple[int, int]:
-    """Width and height of an image: as stated, or else as its file, or else another's, has them."""
+def _size_of(frame: _Frame, values: dict[str, Any]) -> tuple[int, int] | None:
+    """Width and height of an image as stated, or else as its file has them."""
     if values.keys() & cameras_json.SIZE:
         return cameras_json.size_of(values, frame.where)
-    if header is not None:
+    with suppress(SceneError):  # said when its pixels are read
+        header = image_header(frame.path)
         return header.width, header.height
+    return None
+
+
+def _no_size(frame: _Frame) -> NoReturn:
     if os.path.exists(frame.path):
         image_header(frame.path)  # raises what is wrong with it
     missing = f"image {printable(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
-    missing += folders.beside(frame.path)
-    raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
+    raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}{folders.beside(frame.path)}")
 
 
-def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Points | None:
+def _points(content: dict[str, Any], file: Path, notes: Lines) -> Points | None:
     if not cameras_json.is_set(name := content.get("ply_file_path")):
         return None
     path = _path_of(file.parent, name, "ply_file_path", printable(file))
@@ -298,11 +272,11 @@ def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | Non
     up = content.get("up")
     if up is None:
         return Z_UP if content.get("orientation_override") == "none" else None
-    is_vector = isinstance(up, list) and len(up) == 3 and all(map(cameras_json.is_number, up))
-    length = math.hypot(*up) if is_vector else 0.0
+    vector = cameras_json.numbers(up, f"{printable(file)}: 'up'", 3).tolist()
+    length = math.hypot(*vector)
     if not 1e-6 < length < 1e6:
-        raise SceneError(f"{printable(file)}: 'up' must be three numbers, not all zero, got {reprlib.repr(up)}")
-    return tuple(value / length for value in up)
+        raise SceneError(f"{printable(file)}: 'up' must be three numbers, not all zero, got {up}")
+    return tuple(value / length for value in vector)
 
 
 def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[str, list[str]]:
@@ -330,7 +304,7 @@ def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[s
     return splits
 
 
-def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) -> list[_Frame]:
+def _merged_splits(frames: dict[Path, list[_Frame]], notes: Lines) -> list[_Frame]:
     """The frames of all splits by name; val and test may share images, whose frames have to be equal."""
     merged: dict[str, _Frame] = {}
     listed = [frame for of_file in frames.values() for frame in of_file]

@@ -25,7 +25,7 @@ import torch
 
 from nerfkit import safe_io
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, SIDE_LIMIT, Lens
+from nerfkit.data.cameras.lens import COEFFICIENT_LIMIT, Lens, lens_at
 from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import check_rotation
 from nerfkit.data.scene_transform.transform import SceneTransform
@@ -89,7 +89,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def parse_cameras(content: dict[str, Any], file: Path, transform: SceneTransform | None = None) -> Cameras:
     """Pinhole cameras of a transforms file, in the file's frame, or the model's where `transform` leads there."""
-    size_of(content, printable(file))
     poses, lenses = [], []
     for index, entry in enumerate(frames_of(content, printable(file))):
         where = f"{printable(file)}: frame {index}"
@@ -127,11 +126,9 @@ def unused_keys(content: dict[str, Any]) -> list[str]:
 
 def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
     """The frames of a transforms file, at least one."""
-    if not isinstance(content, dict) or "frames" not in content:
-        raise SceneError(f"{where}: key 'frames' is missing")
-    frames = content["frames"]
+    frames = content.get("frames") if isinstance(content, dict) else None
     if not isinstance(frames, list) or not frames:
-        raise SceneError(f"{where}: 'frames' holds no views")
+        raise SceneError(f"{where}: key 'frames' is missing, or holds no views")
     for index, frame in enumerate(frames):
         if not isinstance(frame, dict):
             raise SceneError(f"{where}: frame {index} must be an object with keys, got {reprlib.repr(frame)}")
@@ -140,16 +137,9 @@ def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
 
 def pose_of(matrix: Any, where: str) -> np.ndarray:
     """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
-    sizes = [len(row) if isinstance(row, list) else 0 for row in matrix] if isinstance(matrix, list) else []
-    if sizes not in ([4] * 3, [4] * 4):
-        got = "nothing: it is missing" if matrix is None else f"{len(sizes)} rows of {reprlib.repr(sizes)} values"
-        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}")
-    for value in (value for row in matrix for value in row):
-        if not is_number(value) or not abs(value) <= COORDINATE_LIMIT:  # nor is NaN
-            wanted = f"must be finite numbers, at most {COORDINATE_LIMIT:g}"
-            raise SceneError(f"{where}: the values of transform_matrix {wanted}, got {reprlib.repr(value)}")
-    pose = np.array(matrix, dtype=np.float64)
-    if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
+    n_rows = 3 if isinstance(matrix, list) and len(matrix) == 3 else 4
+    pose = numbers(matrix, f"{where}: transform_matrix", n_rows, 4)
+    if n_rows == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
         got = f"{pose[3].tolist()} instead of [0, 0, 0, 1]; is the matrix transposed?"
         raise SceneError(f"{where}: the last row of transform_matrix is {got}")
     check_rotation(pose[:3, :3], where)
@@ -181,11 +171,8 @@ def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerf
     intrinsics = _intrinsics(values, where, width, height)
     if "fx" not in MODELS[model].names and intrinsics["fx"] != intrinsics["fy"]:  # a model whose pixels are square
         model = "OPENCV" if terms else "PINHOLE"
-    named_values = intrinsics | {"f": intrinsics["fx"]} | terms
-    try:
-        return Lens(model, tuple(named_values.get(name, 0.0) for name in MODELS[model].names), width, height)
-    except SceneError as error:
-        raise SceneError(f"{where}: {error}") from None
+    named = intrinsics | {"f": intrinsics["fx"]} | terms
+    return lens_at(where, model, tuple(named.get(name, 0.0) for name in MODELS[model].names), width, height)
 
 
 def keys_of(lens: Lens, where: str) -> dict[str, Any]:
@@ -300,21 +287,39 @@ def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | 
 
 
 def size_of(values: dict[str, Any], where: str) -> tuple[int, int]:
-    for key in SIZE:
-        value = values.get(key)
-        if not is_number(value) or not 1 <= value <= SIDE_LIMIT or value != int(value):
-            wanted = f"a whole number of pixels from 1 to {SIDE_LIMIT}"
-            raise SceneError(f"{where}: '{key}' must be {wanted}, got {reprlib.repr(value)}")
-    return int(values["w"]), int(values["h"])
+    return tuple(whole(number(values, key, where, above=0)) for key in SIZE)
+
+
+def whole(side: float) -> int | float:
+    """A number that a Lens takes for a side, if it is whole."""
+    return int(side) if side == int(side) else side
 
 
 def number(values: dict[str, Any], key: str, where: str, above: float = -1e9, below: float = 1e9) -> float:
     """The number `key`, between bounds; raises SceneError naming `where`."""
-    value = values[key]
+    value = values.get(key)
     if not is_number(value) or not above < value < below:
         bounds = f"above {above:g} and below {below:.4g}"
         raise SceneError(f"{where}: '{key}' must be a number {bounds}, got {reprlib.repr(value)}")
     return float(value)
+
+
+def numbers(values: Any, where: str, *shape: int | None) -> np.ndarray:
+    """Finite numbers float64 of a shape, of which None is any; raises SceneError naming `where`."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # of rows of several lengths
+        array = np.asarray(None)
+    fits = len(shape) == array.ndim and all(n in (None, side) for n, side in zip(shape, array.shape, strict=True))
+    if not (is_numeric := array.dtype.kind in "iuf") or not fits:
+        wanted, got = ", ".join(str(n or "N") for n in shape), list(array.shape) if is_numeric else reprlib.repr(values)
+        raise SceneError(f"{where} must be numbers of the shape [{wanted}], got {got}")
+    array = array.astype(np.float64)
+    bad = np.argwhere(~(np.abs(array) <= COORDINATE_LIMIT))  # NaN is not
+    if len(bad):
+        place, wanted = bad[0].tolist(), f"finite and at most {COORDINATE_LIMIT:g}"
+        raise SceneError(f"{where}: the number at {place} must be {wanted}, got {array[tuple(bad[0])]:.6g}")
+    return array
 
 
 def is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nerfkit.data.capture import Note, as_warnings
+from nerfkit.data.capture import Lines, as_warnings
 from nerfkit.data.readers.transforms.cameras_json import KNOWN, SPLITS, is_number, unused_keys
 from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
@@ -32,7 +32,7 @@ REMOVE = "remove the frames that should not count, and the key"
 MULTIPLY = "it looks like a transform of cameras; write the poses that it gives into transform_matrix"
 
 
-def chosen(content: dict[str, Any], where: str, notes: list[str | Note]) -> dict[int, str]:
+def chosen(content: dict[str, Any], where: str, notes: Lines) -> dict[int, str]:
     """Indices of the frames that count, with the split of each where the keys say so, or else ''; and notes."""
     frames, unused = content["frames"], dict.fromkeys(unused_keys(content))
     of_frames: dict[str, dict[int, Any]] = {}  # values of each key by the index of the frame
@@ -93,8 +93,6 @@ def _rule(plain: str) -> dict[str, str]:
 
 def _moves(value: Any, frame: dict[str, Any]) -> bool:
     """Whether a value is a rigid motion [4, 4] or [3, 4], neither the identity nor a frame's pose nor its inverse."""
-    if not isinstance(value, list):
-        return False
     try:
         motion, pose = (
             np.concatenate([np.array(matrix, np.float64).reshape(-1, 4)[:3], [[0.0, 0, 0, 1]]])

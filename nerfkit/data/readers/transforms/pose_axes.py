@@ -73,7 +73,5 @@ def _meets_better(rig: Rig) -> str | None:
         if looks_away and 2 * others_apart < apart:  # from a ring outwards
             continue
         if rig.focus is None or rig.in_front < 0.5 or rig.miss > BETTER * there.miss:
-            return (
-                f"{words}: read so, axes miss their common point by {there.miss:.2f}, as they stand by {rig.miss:.2f}"
-            )
+            return f"{words}: read so, axes miss their common point by {there.miss:.2f}, and now by {rig.miss:.2f}"
     return None

@@ -62,7 +62,4 @@ def path_from(folder: Path, file: Path, name: str) -> str:
     """`name` if that leads from `folder` to `file`, or else the relative path to it."""
     if name and os.path.abspath(folder / name) == os.path.abspath(file):
         return name
-    try:
-        return Path(os.path.relpath(file, folder)).as_posix()
-    except ValueError:  # on another drive
-        return Path(file).absolute().as_posix()
+    return os.path.relpath(file, folder)
