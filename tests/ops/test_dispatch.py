@@ -2,13 +2,10 @@
 import pytest
 import torch
 
-import nerfkit
 from nerfkit import ops
-from nerfkit.config import load, preset_path
 from nerfkit.limits import GPU_ONLY
 from nerfkit.ops import BackendError, dispatch, native
 from tests.naming import raises_mentioning
-from tests.ops.harness import NativeCalls
 
 NO_CPP = {(op, "cpp") for op in GPU_ONLY}
 
@@ -79,15 +76,3 @@ def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
         dispatch.resolve("trilinear", "cpu", "cuda")
     with raises_mentioning(BackendError, "9.0", "Old GPU", "7.5", native.how_to_build("cuda")):
         dispatch.resolve("trilinear", "cuda:1", "cuda")
-
-
-@pytest.mark.skipif("cpp" not in ops.available("lltm"), reason="needs the C++ ops")
-def test_a_step_of_make_demo_runs_its_compiled_ops():
-    config = load([preset_path("orrery_cpu")])
-    config.data.downscale, config.trainer.samples_per_step, config.device = 20, 256, "cpu"
-    trainer = nerfkit.Trainer(config)
-    assert set(trainer.model.used_ops) >= {"grid_encode", "depthwise_conv1d", "lltm"}
-    with NativeCalls() as seen:
-        trainer.train_step()
-    called = {function._schema.name.removeprefix("nerfkit::") for function, _ in seen.calls}
-    assert called >= {"_grid_encode", "_grid_encode_bwd", "_depthwise_conv1d", "_lltm", "_lltm_bwd"}

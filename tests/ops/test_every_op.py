@@ -73,21 +73,12 @@ def test_layouts(case: Case, backend: str, device: str):
     results = []
     for relayout in harness.LAYOUTS[:3]:
         arguments = [relayout(x) if isinstance(x, Tensor) else x for x in case.arguments(torch.float64, device)]
-        inputs = [arguments[p].detach().requires_grad_() for p in case.differentiable]
-        for place, tensor in zip(case.differentiable, inputs, strict=True):
-            arguments[place] = tensor
+        for tensor in case.tensors(arguments):
+            tensor.requires_grad_()
         with ops.backend(backend):
-            outputs = harness.as_tuple(case.function(*arguments))
-        gradients = []
-        if inputs:
-            smooth = [x for x in outputs if x.is_floating_point()]
-            gradients = torch.autograd.grad(
-                smooth, inputs, [torch.ones((), device=device).double().expand_as(x) for x in smooth]
-            )
-        results.append([*outputs, *gradients])
+            results.append(harness.forward_and_backward(case, arguments))
     for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(other, results[0], rtol=1e-12, atol=1e-12)
 
 
 @harness.on_backends([case for case in CASES if f"{case.op}-{case.name}" in COMPILED])
@@ -101,21 +92,15 @@ def test_compiles(case: Case, backend: str, device: str):
         return make_boxed_func(graph.forward)
 
     is_fused = backend != "torch" and harness.has_kernel(case, backend, torch.float64)
-    arguments = case.arguments(torch.float64, device)
-    for tensor in case.tensors(arguments):
-        tensor.requires_grad_()
+    arguments = case.with_gradients(torch.float64, device)
     torch._dynamo.reset()
     with ops.backend(harness.usable(case, backend, device, torch.float64)):
         eager = harness.forward_and_backward(case, arguments)
         compiler = aot_autograd(fw_compiler=keep, keep_inference_input_mutations=True)
-        compiled = torch.compile(case.function, backend=compiler, fullgraph=case.op not in BROKEN_GRAPH[backend])
-        outputs = harness.as_tuple(compiled(*arguments))
-        assert any("nerfkit._" in graph for graph in graphs) == is_fused, "whether a native op was compiled"
-        inputs = case.tensors(arguments)
-        smooth = [x for x in outputs if x.is_floating_point()]
-        gradients = torch.autograd.grad([x.sum() for x in smooth], inputs) if inputs else []
-    for got, wanted in zip([*outputs, *gradients], eager, strict=True):
-        torch.testing.assert_close(got.detach(), wanted, rtol=1e-10, atol=1e-10)
+        function = torch.compile(case.function, backend=compiler, fullgraph=case.op not in BROKEN_GRAPH[backend])
+        compiled = harness.forward_and_backward(case, arguments, function)
+    assert any("nerfkit._" in graph for graph in graphs) == is_fused, "whether a native op was compiled"
+    torch.testing.assert_close(compiled, eager, rtol=1e-10, atol=1e-10)
 
 
 @harness.on_backends(CASES, harness.fused_params)
@@ -123,9 +108,7 @@ def test_opcheck(case: Case, backend: str, device: str):
     """torch.library.opcheck on every native op that the case calls: schema, fake tensors, no aliases."""
     half = [torch.float16] if device == "cuda" else []  # which have kernels of their own
     for dtype in (torch.float32, *half):
-        arguments = case.arguments(dtype, device)
-        for tensor in case.tensors(arguments):
-            tensor.requires_grad_()
+        arguments = case.with_gradients(dtype, device)
         with ops.backend(harness.usable(case, backend, device, dtype)), harness.NativeCalls() as seen:
             harness.forward_and_backward(case, arguments)
         assert bool(seen.calls) == harness.has_kernel(case, backend, dtype), "whether a native op was called"
@@ -136,9 +119,7 @@ def test_opcheck(case: Case, backend: str, device: str):
 @harness.on_backends(SMOOTH, harness.fused_params)
 def test_deterministic(case: Case, backend: str, device: str):
     dtype = harness.kernel_dtype(case, backend)
-    arguments = case.arguments(dtype, device)
-    for tensor in case.tensors(arguments):
-        tensor.requires_grad_()
+    arguments = case.with_gradients(dtype, device)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -153,9 +134,7 @@ def test_deterministic(case: Case, backend: str, device: str):
 @pytest.mark.cuda
 def test_graph_and_stream(case: Case):
     dtype = harness.kernel_dtype(case, "cuda")
-    arguments = case.arguments(dtype, "cuda")
-    for tensor in case.tensors(arguments):
-        tensor.requires_grad_()
+    arguments = case.with_gradients(dtype, "cuda")
     with ops.backend(harness.usable(case, "cuda", "cuda", dtype)):
         wanted = harness.forward_and_backward(case, arguments)
         arguments = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in arguments]
@@ -168,5 +147,4 @@ def test_graph_and_stream(case: Case):
         graph.replay()
         torch.cuda.synchronize()
     for got in (on_side, captured):
-        for a, b in zip(got, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
