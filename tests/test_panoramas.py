@@ -13,11 +13,13 @@ from PIL import Image
 from nerfkit import load_run
 from nerfkit.commands import export, inspect, render, train
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.load import load_capture
+from nerfkit.data.load import load_capture, load_scene
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.frames import NO_PHOTO, Look, ModelFrame, Viewpoint
 from nerfkit.viewer.scene import ViewerScene
 from tests.naming import assert_names
-from tests.posed_captures import SMALL, call, colmap_in
+from tests.posed_captures import BOX, SMALL, call, colmap_in
 from tests.processes import run_main
 
 pytestmark = pytest.mark.slow
@@ -51,6 +53,17 @@ def test_exported_cameras_are_read_back(tour, tmp_path):
             true = given[Path(image.name).name]
             assert image.lens == true.lens
             np.testing.assert_allclose(image.camera_to_world, true.camera_to_world, atol=1e-5)
+
+
+def test_the_balls_are_learned_where_they_are(tmp_path, small_config):
+    colmap_in(tmp_path, [PANORAMA] * 40, distance=1.0)
+    scene, small_config.trainer.steps = load_scene(str(tmp_path), box=BOX), 300
+    trainer = Trainer(small_config, scene=scene)
+    trainer.train()
+    test = scene.split("test")
+    learned = ImageRenderer(trainer.model.eval(), torch.ones(3))(test.cameras, 0, ("opacity",))["opacity"]
+    both = torch.stack([learned, test.load().image(0)[..., 3] / 255]).flatten(1)
+    assert torch.corrcoef(both)[0, 1] > 0.5
 
 
 @pytest.mark.parametrize("cameras", ["auto", "orbit", "train"])
