@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from nerfkit.training.step.optim import DECAY_EVERY, LazyAdam, decay_tables, learning_rate
+from nerfkit.training.step.optim import DECAY_EVERY, LazyAdam, learning_rate
 from tests.naming import raises_mentioning
 from tests.trainers import make_trainer, trained
 
@@ -109,14 +109,6 @@ def test_how_the_rate_rises(small_config, steps: int, warmup: int):
     small_config.trainer.steps, rate = steps, small_config.trainer.learning_rate
     risen = [learning_rate(small_config.trainer, step, 0.0) / rate for step in (0, warmup - 1, warmup)]
     assert risen == pytest.approx([1 / warmup, 1, 1])
-
-
-def test_a_decay_beyond_all_bounds_ends_at_zero(small_config):
-    small_config.trainer.learning_rate, small_config.trainer.weight_decay = 1.0, 10.0
-    small_config.trainer.steps = 10**6
-    trainer = make_trainer(small_config)
-    decay_tables(trainer.model, trainer.config, 0, 1.0)
-    assert not trainer.model.grid.table.any()
 
 
 def test_tables_decay_by_the_rate_and_networks_do_not(small_config):

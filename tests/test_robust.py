@@ -2,7 +2,6 @@
 """People who walk through the pictures: what one image shows and the others do not have counts less."""
 
 from dataclasses import replace
-from statistics import mean
 
 import numpy as np
 import pytest
@@ -10,14 +9,10 @@ import torch
 
 from nerfkit.data.cameras.cameras import Rays
 from nerfkit.data.images.batch import Batch, ImagePool
-from nerfkit.data.images.pixels import blend
-from nerfkit.metrics import psnr
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.occupancy import OccupancyGrid
-from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.step.outliers import Outliers
-from nerfkit.training.trainer import Trainer
-from tests.test_quality import WHITE, options, scene
+from tests.test_quality import score_of_object, small_object
 from tests.trainers import make_trainer, state_of, trained
 
 V = 8  # views of the made-up errors
@@ -96,16 +91,9 @@ def with_figures(pool: ImagePool, share: float = 0.3, area: float = 0.1) -> Imag
 
 def score(passing: bool, robust: bool) -> float:
     """Mean PSNR of the test views, which nobody walks through, after a training in miniature."""
-    config = options("orrery_cpu", 1500, 4)
-    config.trainer.robust, config.trainer.samples_per_step = robust, 4096
-    config.model.log2_hashmap_size, config.model.base_resolution, config.model.max_resolution = 15, 16, 96
-    config.model.mlp_width, config.sampling.step_size, config.sampling.occupancy_resolution = 16, 0.04, 24
-    train, test = (scene("orrery", 4).split(split) for split in ("train", "test"))
-    trainer = Trainer(config, train.cameras, with_figures(train.load()) if passing else train.load())
-    trainer.train()
-    image_of, truth = ImageRenderer(trainer.model.eval(), WHITE), test.load()
-    views = range(len(test.cameras))
-    return mean(psnr(image_of(test.cameras, view)["rgb"], blend(truth.image(view), WHITE)) for view in views)
+    config = small_object(1500, 4)
+    config.trainer.robust, config.model.log2_hashmap_size = robust, 15
+    return score_of_object(config, with_figures if passing else lambda pool: pool)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.config import to_dict
-from nerfkit.errors import RunError, SceneError, TrainingError
+from nerfkit.errors import RunError, TrainingError
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run import files as run_files
 from nerfkit.training.run.folder import RunFolder
@@ -94,12 +94,6 @@ def test_nan_stops_and_is_never_saved(small_config, tmp_path):
     again = make_trainer(small_config)  # as the message says, in this process: the folder is not locked
     again.restore(run)
     assert again.train(run) and again.step == 3
-
-
-def test_rays_that_miss_the_box(small_config, tmp_path):
-    small_config.data.box = (50.0, 50.0, 50.0, 51.0, 51.0, 51.0)
-    with raises_mentioning(SceneError, "data.box", "50.0", "51.0"):
-        make_trainer(small_config)
 
 
 def test_an_empty_batch_trains_on(small_config):

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from nerfkit import ops
 from tests.ops import harness, naive
-from tests.ops.cases import CASES, Case
+from tests.ops.cases import CASES, Case, conv2d, lltm
 
 SMOOTH = [case for case in CASES if case.differentiable]
 # Not test_autograd_registration: the native ops have no autograd of their own, for the public function, which is no
@@ -128,6 +128,25 @@ def test_deterministic(case: Case, backend: str, device: str):
     finally:
         torch.use_deterministic_algorithms(before)
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+LONG = [
+    *(conv2d("long", (2, 20, 39, 41), (3, 3), True, stride=n, padding=1, dilation=1) for n in (1, 2)),
+    lltm("long", tuple(range(20)) * 15, 5, 17),
+]
+
+
+@harness.on_backends(LONG, lambda op: [p for p in harness.fused_params(op) if p.values[1] == "cpu"])
+def test_the_number_of_threads_changes_no_bit(case: Case, backend: str, device: str):
+    arguments, threads, found = case.with_gradients(torch.float32), torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            with ops.backend(backend):
+                found.append(harness.forward_and_backward(case, arguments))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.op != "march"], ids=lambda c: f"{c.op}-{c.name}")

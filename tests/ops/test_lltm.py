@@ -54,21 +54,6 @@ def test_a_gradient_that_is_not_asked_for_changes_no_other(backend, device, dtyp
         assert [gradient is None for gradient in some[:2]] == [name in wanted for name in ("x", "weight")]
 
 
-@pytest.mark.skipif("cpp" not in ops.available("lltm"), reason="needs the C++ ops")
-def test_the_number_of_threads_changes_no_bit():
-    x, offsets, *rest = problem(tuple(range(20)) * 15, 5, 17, torch.float32)
-    inputs, threads, results = [value.requires_grad_() for value in (x, *rest)], torch.get_num_threads(), []
-    try:
-        for n in (1, 2, 3):
-            torch.set_num_threads(n)
-            with ops.backend("cpp"):
-                outputs = lltm(inputs[0], offsets, *inputs[1:])
-            results.append([*outputs, *torch.autograd.grad([y.sum() for y in outputs], inputs)])
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
-
-
 def short_rays(n_rays: int, n_input: int, n_state: int, last: int, spread: float) -> tuple[Tensor, list[Tensor]]:
     """Offsets of rays of up to 5 samples, of which the last ray has `last`, and the other arguments of `lltm`."""
     torch.manual_seed(0)
