@@ -163,16 +163,6 @@ def test_inspect_says_what_training_would(tmp_path):
         run_main(inspect, str(scene), "--data.box", *"1 1 1 0 0 0".split())
 
 
-def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
-    scene = posed.colmap_in(tmp_path, [posed.PINHOLE] * 20)
-    assert run_main(inspect, scene) == 0
-    assert "Ready to train." in capsys.readouterr().out
-    for index in range(15):
-        (scene / "images" / f"r_{index:02d}.png").unlink()
-    assert run_main(inspect, scene) == 1
-    assert_names(capsys.readouterr().out, "15 of 20", "more than half", "5 to train on", "or training stops")
-
-
 @pytest.fixture
 def masked(tmp_path) -> Path:
     """A COLMAP folder whose masks are black, which ignores, on the left."""

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The viewer's page, with clients that speak its protocol: images, panels, files, a training."""
 
-import os
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
-
-if os.environ.get("REQUIRE_BROWSER") != "1":
-    pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
 from nerfkit.crop import Crop, read_crop
 from nerfkit.device import seed_everything
@@ -20,8 +16,7 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.viewer.engine import Request
 from nerfkit.viewer.frames import OUTPUTS, Look, rotation_of
 from nerfkit.viewer.page import Page, ViewerOptions
-from scripts.bench_viewer import FakeBrowser
-from tests.viewing import SIZE, at, controls_of, new_training, press, wait_for
+from tests.viewing import SIZE, FakeBrowser, at, controls_of, new_training, press, wait_for
 
 pytestmark, pytest_plugins = pytest.mark.slow, "tests.viewing"
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the viewer's images, videos and photos show, and a video that is asked for while a training goes on."""
 
-import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -13,9 +12,6 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-
-if os.environ.get("REQUIRE_BROWSER") != "1":
-    pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
 from nerfkit.crop import Crop
 from nerfkit.data.cameras.cameras import Cameras
@@ -35,11 +31,10 @@ from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
 from nerfkit.viewer.session import Session, State
-from scripts.bench_viewer import FakeBrowser
 from tests.camera_layouts import look_at
 from tests.naming import raises_mentioning
 from tests.posed_captures import LEFT, PINHOLE, capture_in, masks_in
-from tests.viewing import new_training, vanish, wait_for
+from tests.viewing import FakeBrowser, new_training, vanish, wait_for
 
 SIZE = (32, 24)
 
