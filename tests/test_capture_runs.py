@@ -251,16 +251,3 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
     render = ImageRenderer(trainer.model, torch.ones(3))(views_of().cameras, 0)["rgb"]
     error = (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:])[kept].square().mean()
     assert after["views"][0]["psnr"] == pytest.approx(-10 * math.log10(error), abs=1e-3)
-
-
-def test_white_is_ignored_of_instant_ngps_masks(tmp_path):
-    capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 6)
-    posed.write_nerfstudio(tmp_path, capture)
-    content = json.loads((tmp_path / "transforms.json").read_text())
-    content = {key: value for key, value in content.items() if key not in ("camera_model", "up")}
-    (tmp_path / "transforms.json").write_text(json.dumps(content | {"aabb_scale": 4}))
-    for image in capture.images:
-        mask = image.file.with_name(f"dynamic_mask_{image.name}")
-        Image.fromarray((posed.LEFT * 255).astype(np.uint8)).save(mask)
-    views = load_scene(str(tmp_path), box=posed.BOX).split("train")
-    assert views.white_ignores and all(views.load().mask(view).equal(torch.from_numpy(posed.LEFT)) for view in range(6))

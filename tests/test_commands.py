@@ -13,7 +13,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import safetensors.torch
 
 from nerfkit import __version__
 from nerfkit.commands import StopSignals, command_line, status_of
@@ -50,13 +49,6 @@ def replaced(file: str, old: str, new: str):
     return lambda run: (run / file).write_text((run / file).read_text().replace(old, new, 1))
 
 
-def of_another_format(run: Path) -> None:
-    tensors, state = checkpoint.load(run)
-    text = json.dumps(state | {"format": EVIL})
-    data = safetensors.torch.save(tensors, {"state": text, "checksum": checkpoint.checksum(tensors, text)})
-    (run / "checkpoint.safetensors").write_bytes(data)
-
-
 def called_so(run: Path) -> None:
     """A folder of a scene with other test views."""
     scene = Path(shutil.copytree(read_config(run).data.path, run.parent / EVIL))
@@ -69,9 +61,6 @@ def called_so(run: Path) -> None:
 SPLITS = replaced("scene.json", '"test":', f'"{json.dumps(EVIL)[1:-1]}":')
 NAMED = {  # what somebody else wrote, and what says so
     "kind_of_a_folder": (marked, "train {options} --out {run}"),
-    "kind_of_a_folder_rendered": (marked, "render {run} --frames 1 --size 6 5"),
-    "kind_of_a_folder_inspected": (marked, "inspect {scene} --out {run}"),
-    "format_of_a_checkpoint": (of_another_format, "eval {run}"),
     "splits": (SPLITS, "render {run} --cameras nope"),
     "splits_exported": (SPLITS, "export depth {run} --split n"),
     "path_of_the_scene": (replaced("config.toml", "/scene", f"/{json.dumps(EVIL)[1:-1]}"), "eval {run}"),

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The viewer's page, with clients that speak its protocol: images, panels, files, a training."""
 
+import json
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from nerfkit.crop import Crop, read_crop
 from nerfkit.device import seed_everything
+from nerfkit.export.scale import SCALE
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import pinholes, read_path
 from nerfkit.training.run.folder import RunFolder
@@ -19,6 +22,7 @@ from nerfkit.viewer.page import Page, ViewerOptions
 from tests.viewing import SIZE, FakeBrowser, at, controls_of, new_training, press, wait_for
 
 pytestmark, pytest_plugins = pytest.mark.slow, "tests.viewing"
+CLICK = {"type": "ScenePointerMessage", "event_type": "click", "screen_pos": [[0.5, 0.5]], "modifier": None}
 
 
 def test_every_output_is_drawn(viewer, browser, session):
@@ -61,15 +65,31 @@ def test_a_click_on_a_training_camera_goes_there_and_next_goes_on(viewer, browse
 
 def test_a_click_says_how_deep_it_is_there(viewer, browser, session):
     scene, pose = viewer.scene, viewer.scene.cameras.camera_to_world[1]
-    click = {"type": "ScenePointerMessage", "event_type": "click", "screen_pos": [[0.5, 0.5]], "modifier": None}
     for direction in ([float("nan")] * 3, (-pose[:, 2]).tolist()):
-        browser.tell(click | {"ray_origin": pose[:, 3].tolist(), "ray_direction": direction})
+        browser.tell(CLICK | {"ray_origin": pose[:, 3].tolist(), "ray_direction": direction})
     text = wait_for(lambda: "deep" in session.probed.content and session.probed.content)
     cameras = pinholes([pose], [1e-3], (1, 1))
     depth = float(ImageRenderer(scene.model, scene.background)(cameras, 0, ("depth",))["depth_ray"])
     assert f" {depth:.4g}" in text
-    browser.tell(click | {"ray_origin": pose[:, 3].tolist(), "ray_direction": pose[:, 2].tolist()})  # backwards
+    browser.tell(CLICK | {"ray_origin": pose[:, 3].tolist(), "ray_direction": pose[:, 2].tolist()})  # backwards
     wait_for(lambda: "nothing" in session.probed.content)
+
+
+def test_two_clicks_and_their_distance_give_metres(viewer, browser, session, folder):
+    cameras, controls = viewer.scene.cameras, controls_of(viewer, session)
+    press(browser, controls["Keep"])
+    wait_for(lambda: "click two points" in str(browser.messages))
+    for count, view in enumerate((1, 6), 1):
+        pose = cameras.camera_to_world[view]
+        browser.tell(CLICK | {"ray_origin": pose[:, 3].tolist(), "ray_direction": (-pose[:, 2]).tolist()})
+        wait_for(partial(lambda count: len(session.picked) == count, count))
+    press(browser, controls["Distance [m]"], 3.0)
+    press(browser, controls["Keep"])
+    kept = wait_for(lambda: (folder / SCALE).exists() and json.loads((folder / SCALE).read_text()))
+    one, other = np.reshape(kept["measured"][:6], (2, 3))
+    assert kept["metres_per_unit"] == pytest.approx(3 / np.linalg.norm(other - one))
+    assert f"{np.linalg.norm(other - one):.4g} from the click before" in session.probed.content
+    (folder / SCALE).unlink()
 
 
 def test_the_crop_is_drawn_and_kept(viewer, browser, folder):

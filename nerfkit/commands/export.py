@@ -35,6 +35,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer, duration
 from nerfkit.rendering.images import file_stems
 from nerfkit.safe_io import chosen, printable
 from nerfkit.training.evaluator import beside_truth, evenly_chosen
+from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 
 POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and faces of a surface of a few sides
@@ -347,7 +348,7 @@ def keep(run: Run, options: cli.GeometryOptions, unit: scale.Scale | None) -> No
     if unit is None or not (options.scale or options.measure):
         return
     try:
-        scale.keep(run, unit)
+        scale.keep(RunFolder.existing(run.folder), unit)
         print(f"{scale.SCALE} of the run keeps the scale for later exports")
     except (UserError, OSError) as error:
         print(f"note: the run does not keep the scale, give it to later exports again: {error}")

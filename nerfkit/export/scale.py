@@ -31,6 +31,18 @@ class Scale(msgspec.Struct, forbid_unknown_fields=True):
     metres_per_unit: Annotated[float, msgspec.Meta(ge=METRES.low, le=METRES.high)]
     measured: Measured | None = None
 
+    @classmethod
+    def of(cls, measured: Measured) -> Scale:
+        """The scale by two points and the metres between them; raises UserError for points that say nothing."""
+        distance, metres = math.dist(measured[:3], measured[3:6]), measured[6]
+        if not (0 < distance < math.inf and 0 < metres < math.inf):
+            raise UserError(
+                f"two points {distance:g} units apart cannot be {metres:g} m apart; give x y z of one, of another, and "
+                "their distance in metres"
+            )
+        METRES.check("metres per unit, the distance in metres over that in units,", metres / distance)
+        return cls(metres / distance, measured)
+
 
 def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale | None:
     """The scale that options give, or else the one that the run folder has; None if it has none.
@@ -40,16 +52,12 @@ def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale 
     if given is not None and measured is not None:
         raise UserError("--scale and --measure both say how long a unit is; leave out one of them")
     if measured is not None:
-        distance, metres = math.dist(measured[:3], measured[3:6]), measured[6]
-        if not (0 < distance < math.inf and 0 < metres < math.inf):
-            raise UserError(
-                f"--measure: two points {distance:g} units apart cannot be {metres:g} m apart; give x y z of one, of "
-                "another, and their distance in metres"
-            )
-        given = metres / distance
-        METRES.check("--measure: metres per unit, the distance in metres over that in units,", given)
+        try:
+            return Scale.of(measured)
+        except UserError as error:
+            raise UserError(f"--measure: {error}") from None
     if given is not None:
-        return Scale(given, measured)
+        return Scale(given)
     file = run.folder / SCALE
     if not file.exists():
         return None
@@ -59,8 +67,8 @@ def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale 
         raise RunError(f"{printable(file)} is no scale: {error}; correct it, or delete the file") from None
 
 
-def keep(run: Run, scale: Scale) -> None:
-    RunFolder.existing(run.folder).write(SCALE, json.dumps(msgspec.to_builtins(scale)) + "\n")
+def keep(folder: RunFolder, scale: Scale) -> None:
+    folder.write(SCALE, json.dumps(msgspec.to_builtins(scale)) + "\n")
 
 
 def in_metres(transform: SceneTransform | None, scale: Scale | None) -> SceneTransform | None:

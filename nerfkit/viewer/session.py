@@ -18,6 +18,7 @@ from viser import _messages
 from nerfkit.crop import Crop
 from nerfkit.data.scene_transform.transform import vector_text
 from nerfkit.errors import UserError
+from nerfkit.export.scale import Scale, keep
 from nerfkit.rendering.paths import look_at
 from nerfkit.viewer import frames
 from nerfkit.viewer.engine import Engine, Request
@@ -88,6 +89,7 @@ class Session:
         self.status: Any = None  # where lines about the frames are shown
         self.probed: Any = None  # where the depth of a click is
         self.clicked: tuple[Any, Any] | None = None  # origin and direction of a ray
+        self.picked: list[np.ndarray] = []  # the last two points that clicks met, in the files' frame
         self.fov: Any = None  # the control of its field of view
         self.nearest = 0, 0.0, 0.0  # view, distance, angle
         self.at_view: int | None = None  # training view that it was sent to last
@@ -212,17 +214,31 @@ class Session:
         self.client._websock_connection.queue_message(_messages.RunJavascriptMessage(COPY % json.dumps(text)))
 
     def say_depth(self, origin: Any, direction: Any) -> None:
-        """Say how deep it is, and where, along a ray in which somebody has clicked."""
+        """Say how deep it is along a ray in which somebody has clicked, where, and how far from the click before."""
         scene = self.state.scene
         ends = torch.tensor(np.array([origin, np.add(origin, direction)]), dtype=torch.float32)  # [2, 3]
         here = Viewpoint.of(look_at(ends[:1], ends[1], torch.tensor(scene.up))[0].numpy(), 1e-3)
         frame = ModelFrame(scene, here, 1, 1, Look("depth", crop=self.state.crop))
         frame.render(0, 1)
         depth, opacity = (frame.parts[0][name].item() for name in ("depth_ray", "opacity"))
+        if not opacity > frames.FOREGROUND:
+            self.probed.content = "clicked: nothing is there"
+            return
         place = here.matrix[:, 3] - here.matrix[:, 2] * depth
-        place = vector_text(place if scene.transform is None else scene.transform.to_input(place))
-        there = f"{scene.in_files(depth):.4g} scene units deep, at {place}"
-        self.probed.content = f"clicked: {there if opacity > frames.FOREGROUND else 'nothing is there'}"
+        place = place if scene.transform is None else scene.transform.to_input(place)
+        text = f"clicked: {scene.in_files(depth):.4g} scene units deep, at {vector_text(place)}"
+        self.picked = [*self.picked[-1:], place]
+        if len(self.picked) == 2:
+            text += f", {math.dist(*self.picked):.4g} from the click before"
+        self.probed.content = text
+
+    def keep_scale(self, metres: float) -> None:
+        """Have exports be in metres, by the distance of the last two clicks."""
+        if len(self.picked) < 2:
+            raise UserError("click two points first, whose distance you know")
+        known = Scale.of((*map(float, self.picked[0]), *map(float, self.picked[1]), metres))
+        keep(self.state.scene.folder, known)
+        self.tell("Scale kept", f"A scene unit is {known.metres_per_unit:.4g} m. Exports are in metres from now on.")
 
     def tell(self, title: str, text: str) -> None:
         self.client.add_notification(title, text, auto_close_seconds=10.0)

@@ -25,7 +25,7 @@ BLUE = "#2a5ac8"
 FLYING = 0.02  # of the way to what is seen, about which a flying camera turns
 KEYS = """Drag: turn. Right button: move sideways. Wheel: nearer, farther.
 W A S D: forward, left, back, right. Q E: down, up. Arrows: turn.
-Click: how deep it is there."""
+Click: how deep it is there. Two clicks: how far apart."""
 
 
 def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
@@ -34,6 +34,7 @@ def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
         session.status, session.probed = gui.add_markdown(""), gui.add_markdown("")
         _add_outputs(gui, session)
         _add_views(gui, session)
+        _add_scale(gui, session)
         for note in session.state.scene.notes:
             gui.add_markdown(f"*{note}*")
 
@@ -93,6 +94,14 @@ def _add_views(gui: viser.GuiApi, session: Session) -> None:
     session.state.on(lambda session: do[camera.value](session), camera.on_click)
     session.state.on(lambda session: session.turn_about(FLYING if mouse.value == "Fly" else 1.0), mouse.on_click)
     session.state.on(lambda session: setattr(session.client.camera, "fov", math.radians(fov.value)), fov.on_update)
+
+
+def _add_scale(gui: viser.GuiApi, session: Session) -> None:
+    with gui.add_folder("Scale", expand_by_default=False):
+        metres = gui.add_number("Distance [m]", 1.0, min=0.0, hint="Between the last two clicks into the scene")
+        button = gui.add_button("Keep", hint="Exports of this run are in metres then")
+    state = session.state
+    state.on(lambda session: state.do_later(session, Session.keep_scale, metres.value), button.on_click)
 
 
 def _far(scene: ViewerScene) -> float:

@@ -17,7 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, Points, PosedImage, check_positions, notes_of, rotations_of, seen_by_some
+from nerfkit.data.capture import (
+    Capture,
+    Note,
+    Points,
+    PosedImage,
+    check_positions,
+    notes_of,
+    rotations_of,
+    seen_by_some,
+)
 from nerfkit.data.readers.colmap.records import FORMS, ImageRecord
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, list_images
 from nerfkit.errors import SceneError
@@ -30,12 +39,13 @@ TO_OPENGL = np.array([1.0, -1.0, -1.0])  # of a camera's axes
 PARENTS = ("sparse", "colmap/sparse", "")  # folders that models are in
 PROBES = 200  # image names to try in each candidate folder
 FOLDERS_LIMIT = 100  # candidate folders of images, at most
+MANY_WITHOUT = 0.1  # of the images: that so many have no pose is a warning
 
 
 class Model(NamedTuple):
     images: list[PosedImage]  # by name; their files are named from the images' folder
     points: Points | None  # whose views are indices into `images`
-    notes: list[str]
+    notes: list[str | Note]
 
 
 def recognises(folder: Path) -> bool:
@@ -97,7 +107,7 @@ def _short(path: Path, folder: Path) -> str:
     return printable(path.relative_to(folder)) if path != folder else "the folder itself"
 
 
-def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
+def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str | Note]]:
     """The folder that `names` of images are in, and notes: if it is not images, and of images without a pose."""
     probes = names[:: -(-len(names) // PROBES)]
 
@@ -114,7 +124,7 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
             place = usual[0] if usual else folder / IMAGE_FOLDERS[0]
             missing = f"no image of the model is in {printable(folder)} (first: {first_of(names, 1)})"
             return place, [f"{missing}; put the folder from which they are named there, as {place.name}"]
-    notes = [f"images are taken from {_short(found, folder)}"] if found.name != IMAGE_FOLDERS[0] else []
+    notes: list[str | Note] = [f"images are taken from {_short(found, folder)}"] * (found.name != IMAGE_FOLDERS[0])
     known = {os.path.normpath(name) for name in names}
     tops = {os.path.dirname(name).partition("/")[0] for name in known}
     known |= {os.path.relpath(alike(found, name) or found / name, found) for name in known}
@@ -122,8 +132,9 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     if found == folder:  # only those beside the model's
         files = [file for file in files if os.path.dirname(file).partition("/")[0] in tops]
     if without := [file for file in files if file not in known]:
-        what = f"{len(without)} of {len(files)} images in {printable(found.name)}"
-        notes.append(f"{what} have no pose ({first_of(without)})")
+        what = f"{len(without)} of {len(files)} images in {printable(found.name)} have no pose ({first_of(without)})"
+        is_many = len(without) > MANY_WITHOUT * len(files)
+        notes.append(Note("warning", f"{what}; what only they show will be missing") if is_many else what)
     return found, notes
 
 
@@ -205,11 +216,12 @@ def _camera_to_world(records: list[ImageRecord]) -> np.ndarray:
     return np.concatenate([rotation * TO_OPENGL, center], axis=2)
 
 
-def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | None, list[str]]:
+def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | None, list[str | Note]]:
     file = folder / f"points3D{form}"
     points = FORMS[form].points(file) if os.path.lexists(file) else None
     if points is None or not len(points.positions):
-        return None, [f"the model has no points: there is no {file.name}, or it is empty"]
+        what = f"the model has no points: there is no {file.name}, or it is empty"
+        return None, [Note("warning", f"{what}; near and far are guessed from the cameras, with points they are known")]
     check_positions(points.positions, printable(file))
     order = np.argsort(image_ids)
     views = order[np.searchsorted(image_ids, points.views, sorter=order).clip(max=len(order) - 1)]
