@@ -175,12 +175,13 @@ def draw() -> tuple[float, ...]:
 
 @pytest.mark.parametrize("background, optimizer, learned", [("white", "adam", ""), ("random", "lazy_adam", "both")])
 def test_40_steps_equal_20_and_20(small_config, tmp_path, background: str, optimizer: str, learned: str):
-    """Bit for bit: model, light and poses of the views, optimiser, occupancy, number of rays and random states; the
-    background's warm-up goes on."""
+    """Bit for bit: model, light and poses of the views, who passed by, optimiser, occupancy, number of rays and random
+    states; the background's warm-up goes on."""
     small_config.trainer.steps = 240  # of which an eighth has random backgrounds
     small_config.data.background, small_config.trainer.optimizer = background, optimizer
     if learned:
         small_config.data.appearance, small_config.data.pose_optimization = "affine", True
+        small_config.trainer.robust = True
     whole = make_trainer(small_config)
     for step in range(40):
         if step == 20:
@@ -192,10 +193,11 @@ def test_40_steps_equal_20_and_20(small_config, tmp_path, background: str, optim
     assert draw() == drawn, "what code of one's own may draw from goes back, too"
     for _ in range(20):
         second.train_step()
-    wanted, got = (state_of(trainer) | trainer.parameters for trainer in (whole, second))
+    outliers_of = lambda trainer: trainer.training_step.outliers.state_dict() if learned else {}  # noqa: E731
+    wanted, got = (state_of(trainer) | trainer.parameters | outliers_of(trainer) for trainer in (whole, second))
     assert second.step == 40 and second.training_step.n_rays == whole.training_step.n_rays
     assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == []
-    assert not learned or (got["views.poses"].any() and got["views.appearance"].any())
+    assert not learned or all(got[name].any() for name in ("views.poses", "views.appearance", "error"))
     for name, a in whole.parameters.items():
         moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[second.parameters[name]]
         assert all(torch.equal(moments_a[key], moments_b[key]) for key in moments_a)

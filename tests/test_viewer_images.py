@@ -70,6 +70,14 @@ def video(session) -> VideoControls:
     return VideoControls(MagicMock(), session.state, panel)
 
 
+def sent(session: Session, video: VideoControls, *here: frames.Viewpoint) -> tuple[str, bytes]:
+    """Name and content of the video, or of the image of a viewpoint, that the browser gets."""
+    video._start(session, *here)
+    while session.state.engine.jobs:
+        session.state.engine.step()
+    return session.client.send_file_download.call_args.args
+
+
 def pose_of(eye, target) -> np.ndarray:
     return look_at(np.array([eye], dtype=np.float64), np.array([target], dtype=np.float64))[0]
 
@@ -91,10 +99,7 @@ def test_a_video_shows_the_crop_alone(session, video):
     means = []
     for crop in (None, Crop((-0.8,) * 3, (0.8,) * 3), Crop((5.0,) * 3, (6.0,) * 3)):
         session.state.crop = crop
-        video._start(session)
-        while session.state.engine.jobs:
-            session.state.engine.step()
-        name, content = session.client.send_file_download.call_args.args
+        name, content = sent(session, video)
         (frame,) = imageio.imread(content, extension=".mp4")
         assert name.endswith(".mp4") and frame.shape == (SIZE[1], SIZE[0], 3)
         means.append(frame.mean())
@@ -107,10 +112,7 @@ def test_an_image_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown, 
     session.look = replace(session.look, output=output, split=0.5)
     video.panel.path.size = (50, 30)
     here = frames.viewpoint((1.0, 0, 0, 0), (0.0, 0, -2.5), 0.7)
-    video._start(session, here)
-    while session.state.engine.jobs:
-        session.state.engine.step()
-    name, content = session.client.send_file_download.call_args.args
+    name, content = sent(session, video, here)
     frame = frames.ModelFrame(shown, here, 50, 30, session.shown_look())
     frame.render(0, frame.n_rays)
     assert name == f"still_{output}.png" and np.array_equal(imageio.imread(content), frame.finish())
