@@ -111,11 +111,12 @@ def test_gradients_are_divided_by_the_weights_of_all(small_config, tmp_path, mon
 
 def test_models_that_differ_are_an_error(config, tmp_path):
     """In what was trained, in poses, and in the state at the start."""
-    config.data.appearance, config.data.pose_optimization = "affine", True
+    config.data.appearance, config.data.pose_optimization, config.trainer.robust = "affine", True, True
 
     def train(processes):
         trainer = trained(config, STEPS, processes=processes)
         trainer.together.compare(STEPS)
+        assert trainer.training_step.outliers.rays.any(), "of this process alone: the gradients are those of all"
         assert trainer.adjustments.poses.any() and trainer.adjustments.appearance.any()
         for name in ("decoder.density_net.packed", "views.poses"):
             value = trainer.parameters[name].data.flatten()
