@@ -114,13 +114,10 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path, c
     seen = load_run(place, "cpu")
     middle = np.reshape(seen.config.data.box, (2, 3)).mean(0)
 
-    def flown(run: Path) -> np.ndarray:
-        frames = json.loads((run / "render" / "orbit" / "path.json").read_text())["frames"]
-        poses = np.array([frame["transform_matrix"] for frame in frames])[:, :3]
-        return seen.transform.to_model(poses)[:, :, 3] - middle
-
-    stands = seen.cameras("train").camera_to_world.numpy()[:, :, 3] - middle
-    orbit, views = (np.arcsin(of @ seen.scene.up / np.linalg.norm(of, axis=1)).mean() for of in (flown(place), stands))
+    flown = json.loads((place / "render" / "orbit" / "path.json").read_text())["frames"]
+    flown = seen.transform.to_model(np.array([frame["transform_matrix"] for frame in flown])[:, :3])
+    stands = (poses[:, :, 3] - middle for poses in (flown, seen.cameras("train").camera_to_world.numpy()))
+    orbit, views = (np.arcsin(of @ seen.scene.up / np.linalg.norm(of, axis=1)).mean() for of in stands)
     assert orbit == pytest.approx(views, abs=1e-3), "as high as the views are"
     around, turn = scene["splits"]["train"]["frames"], np.diag([-1.0, 1, -1, 1])
     for name, frames in {
@@ -132,10 +129,8 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path, c
         (run / "scene.json").write_text(json.dumps(scene))
         posed.call(render, run, *few)
         assert (run / "render" / "interpolate" / "0001.png").exists(), name
-    posed.call(render, run, "--frames", 8, "--size", 4, 4, "--cameras", "orbit")
+    posed.call(render, run, *few, "--cameras", "orbit")
     assert_names(capsys.readouterr().out, "stand on one side")
-    eyes = flown(run)
-    assert (eyes[:, 0] > 0).all() and np.ptp(eyes, axis=0).min() > 0, "an orbit stays where the views are"
 
 
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):

@@ -2,7 +2,6 @@
 """Cameras, points, splats and depths of a field whose surface is known, read again by others where these are."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -382,12 +381,6 @@ def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch, capsys):
     began = first.stat().st_mtime_ns
     call(run, *arguments)
     assert first.stat().st_mtime_ns == began and last.exists()
-
-
-def test_what_is_missing_says_what_to_install(run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "OpenEXR", None)
-    with raises_mentioning(UserError, "OpenEXR", 'pip install "nerfkit[export]"'):
-        call(run, "depth", "--out", tmp_path / "d", "--split", "test")
 
 
 # ---- web

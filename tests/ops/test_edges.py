@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of derivatives, forward mode, autocast, compilation: where fused ops could differ from the definition."""
+"""Forward mode, autocast, compilation: where fused ops could differ from the definition."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch.autograd import forward_ad
 
 from nerfkit import ops
 from nerfkit.limits import GPU_ONLY, OPS
-from nerfkit.nn import LLTMCell
 from nerfkit.ops.checks import IN_AUTOCAST_DTYPE
 from nerfkit.ops.grid_encode import level_entries
 from tests.naming import raises_mentioning
@@ -15,37 +14,6 @@ from tests.ops.cases import CASES, Case, cases, lltm
 from tests.ops.harness import as_tuple, backend_params, fused_params, has_kernel, on_backends
 
 FIRST = {case.op: case for case in reversed(CASES) if case.differentiable}  # of each op
-
-
-def second_order(function, *inputs) -> list[torch.Tensor]:
-    """First gradients of a sum of squares with create_graph=True, then the gradient of their squares."""
-    first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
-    second = torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
-    return [x.detach().cpu() for x in (*first, *second)]
-
-
-@pytest.mark.parametrize("backend, device", fused_params("lltm_cell"))
-def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, device: str):
-    torch.manual_seed(0)
-    cell = LLTMCell(3, 4, dtype=torch.float64)
-    x, w = torch.randn(5, 2, 3).double(), torch.randn(3, 1, 3, 3).double()
-    image = torch.randn(1, 3, 6, 6).double()
-
-    def recurrent(x: torch.Tensor) -> torch.Tensor:
-        state = None
-        for step in x:
-            state = cell.to(x.device)(step, state)
-        return state[0]
-
-    def convolved_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return ops.depthwise_conv2d(ops.depthwise_conv2d(x, w, padding=1), w, padding=1)
-
-    for function, inputs in (recurrent, (x,)), (convolved_twice, (image, w)):
-        with ops.backend("torch"):
-            wanted = second_order(function, *(i.clone().requires_grad_() for i in inputs))
-        with ops.backend(backend):
-            got = second_order(function, *(i.to(device).requires_grad_() for i in inputs))
-        torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
 
 
 @on_backends([*FIRST.values(), lltm("nothing", (0, 0), 3, 2)], fused_params)
