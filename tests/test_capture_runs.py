@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of a capture: its frame and range, going on, scores, paths; what `inspect` prints, and what masks do."""
+"""A run of a capture: its frame and range, going on, scores, paths; what `inspect` prints, what masks do; panoramas."""
 
 import json
 import math
@@ -34,7 +34,6 @@ from nerfkit.viewer.frames import NO_PHOTO, Look, ModelFrame, Viewpoint
 from nerfkit.viewer.scene import ViewerScene
 from tests import posed_captures as posed
 from tests.naming import assert_names, raises_mentioning
-from tests.posed_captures import BOX, SMALL, call, colmap_in
 from tests.processes import run_main
 
 
@@ -262,21 +261,21 @@ PANORAMA = Lens("EQUIRECTANGULAR", (64.0, 32.0), 64, 32)
 def tour(tmp_path_factory) -> Path:
     """A folder with a scene and a run of it."""
     folder = tmp_path_factory.mktemp("tour")
-    colmap_in(folder / "scene", [PANORAMA] * 16, distance=1.2)
+    posed.colmap_in(folder / "scene", [PANORAMA] * 16, distance=1.2)
     for file in (folder / "scene" / "images").iterdir():
         Image.open(file).convert("RGB").save(file)
-    call(train, folder / "scene", *SMALL, "--out", folder / "run")
+    posed.call(train, folder / "scene", *posed.SMALL, "--out", folder / "run")
     return folder
 
 
-def test_it_is_inspected_and_drawn(tour, tmp_path, capsys):
+def test_a_tour_is_inspected_and_drawn(tour, tmp_path, capsys):
     run_main(inspect, tour / "scene", "--out", tmp_path / "page", "-v")
     assert_names(capsys.readouterr().out, "16 panoramas of 64x32", "about 360 x 180 degrees", "kind walk-through")
     assert Image.open(tmp_path / "page" / "inspect.png").width == 1500
 
 
 def test_exported_cameras_are_read_back(tour, tmp_path):
-    call(export, tour / "run", "cameras", "--out", tmp_path / "cameras")
+    posed.call(export, tour / "run", "cameras", "--out", tmp_path / "cameras")
     given = {Path(image.name).name: image for image in load_capture(str(tour / "scene")).images}
     for place in (tmp_path / "cameras", tmp_path / "cameras" / "colmap"):
         again = load_capture(str(place)).images
@@ -289,8 +288,8 @@ def test_exported_cameras_are_read_back(tour, tmp_path):
 
 @pytest.mark.slow
 def test_the_balls_are_learned_where_they_are(tmp_path, small_config):
-    colmap_in(tmp_path, [PANORAMA] * 40, distance=1.0)
-    scene, small_config.trainer.steps = load_scene(str(tmp_path), box=BOX), 300
+    posed.colmap_in(tmp_path, [PANORAMA] * 40, distance=1.0)
+    scene, small_config.trainer.steps = load_scene(str(tmp_path), box=posed.BOX), 300
     trainer = Trainer(small_config, scene=scene)
     trainer.train()
     test = scene.split("test")
@@ -305,7 +304,9 @@ def test_paths_take_views_of_90_degrees_or_panoramas(tour, tmp_path, cameras):
     for lens, size in (("pinhole", ()), ("equirectangular", (40, 20))):
         frames = [] if cameras == "train" else ["--frames", 2]
         size_given = ["--size", *size] if size else []
-        call(render, tour / "run", "--cameras", cameras, *frames, *size_given, "--lens", lens, "--out", tmp_path / lens)
+        posed.call(
+            render, tour / "run", "--cameras", cameras, *frames, *size_given, "--lens", lens, "--out", tmp_path / lens
+        )
         assert Image.open(next((tmp_path / lens).glob("*.png"))).size == (size or (64, 32))
 
 

@@ -281,7 +281,7 @@ def test_parameters_without_a_gradient_stay(device: str):
 
 @pytest.mark.parametrize("kind", [LazyAdam, torch.optim.Adam])
 @pytest.mark.parametrize("shape", [(6, 5), ()])
-def test_is_adam_where_everything_has_a_gradient(device: str, kind, shape: tuple):
+def test_lazy_adam_is_adam_where_everything_has_a_gradient(device: str, kind, shape: tuple):
     """Also after a state dict that came from a file to the CPU, and one of torch's Adam with its rate as a float."""
     grads = torch.randn(4, *shape, device=device)
     x, wanted = (torch.ones(shape, device=device, requires_grad=True) for _ in range(2))
@@ -306,7 +306,7 @@ def test_is_adam_where_everything_has_a_gradient(device: str, kind, shape: tuple
         (([torch.ones(2), torch.ones(2, device="meta")], 0.1), ValueError, ("parameters", "['cpu', 'meta']")),
     ],
 )
-def test_bad_input(arguments: tuple, error, named: tuple):
+def test_what_lazy_adam_cannot_take_is_named(arguments: tuple, error, named: tuple):
     with raises_mentioning(error, *named):
         LazyAdam(*arguments)
 
