@@ -31,7 +31,7 @@ from nerfkit.rendering.paths import read_path
 from nerfkit.training.run.load import load_run
 from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_mentioning
-from tests.posed_captures import PINHOLE, capture_in
+from tests.posed_captures import LEFT, PINHOLE, capture_in, masks_in
 from tests.sphere_field import CENTER, RADIUS, SPECK, SPECK_RADIUS, call, cameras, frame, read_ply, write_run
 from tests.test_crop import UTM
 from tests.toy_scene import small_options, write_scene
@@ -147,6 +147,7 @@ def scene_with_points(folder: Path, lengths: list[int], views: list[int]) -> tup
     scene = capture_in(folder, [PINHOLE] * 4)
     points = Points(np.eye(3), np.full((3, 3), 9, dtype=np.uint8), np.array(lengths), np.array(views))
     write_model(folder / "sparse" / "0", replace(scene, points=points))
+    masks_in(folder, ~LEFT)
     config = Config()
     config.data.path = str(folder)
     return scene, SimpleNamespace(config=config)
@@ -163,6 +164,7 @@ def test_sparse_points_are_seen_by_the_images_that_are_exported(tmp_path):
     scene, run = scene_with_points(tmp_path / "scene", [3, 1, 2], [0, 1, 3, 1, 2, 3])
     kept = [image for image in scene.images if image.file.stem != "r_01"]
     found, _, note = export_cameras.with_files(from_run(kept), run, True)
+    assert [image.mask for image in found.images] == [tmp_path / "scene" / "masks" / image.name for image in kept]
     written = read_model(write(found, "colmap", tmp_path) / "colmap")
     assert [image.name for image in written.images] == ["r_00.png", "r_02.png", "r_03.png"]
     assert written.points.track_lengths.tolist() == [2, 0, 2] and written.points.views.tolist() == [0, 2, 1, 2]
