@@ -47,12 +47,9 @@ class Crop:
 
     def inside(self, positions: Tensor) -> Tensor:
         """Which of the positions [N, 3] in the model's frame are inside, bool [N]."""
-        ends = torch.tensor([self.low, self.high], dtype=torch.float64)
-        if self.frame == "files" and self.to_files:  # whose origin may be far away
-            matrix = torch.tensor(self.to_files, dtype=torch.float64).view(3, 4)
-            positions, ends = positions @ matrix[:, :3].T.to(positions), ends - matrix[:, 3]
-        low, high = ends.to(positions)
-        return ((positions >= low) & (positions <= high)).all(-1)
+        cube = self.to_cube()
+        relative = positions @ cube[:, :3].T.to(positions) + cube[:, 3].to(positions)
+        return (relative.abs() <= 1).all(-1)
 
     def corners(self) -> Tensor:
         """Its eight corners in the model's frame, [8, 3] float64."""
@@ -88,10 +85,7 @@ class Crop:
 
 
 def read_crop(run: Path, transform: SceneTransform | None) -> tuple[Crop, bool] | None:
-    """The crop of a run folder, and whether it is on; None if it has none. Raises RunError if the file is broken.
-
-    `transform` is how the model's frame lies in that of the files, `Run.transform`.
-    """
+    """The crop of a run folder, placed as its `transform` says, and whether it is on; None if it has none."""
     file = run / CROP
     if not file.exists():
         return None

@@ -27,14 +27,10 @@ def pick_device(name: str) -> torch.device:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(
-            f"device: {name} was requested, but torch {torch.__version__} sees no GPU; "
-            "run `nerfkit doctor`, or use --device cpu"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise RunError(f"device: {name} was requested, but there are cuda:0 to cuda:{last} only")
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= n_gpus:
+        seen = f"torch {torch.__version__} sees {n_gpus or 'no'} GPU{'s' * (n_gpus > 1)}"
+        raise RunError(f"device: {name} was requested, but {seen}; run `nerfkit doctor`, or use --device cpu")
     return device
 
 
@@ -44,16 +40,13 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
-def free_memory() -> int | None:
-    """Available bytes of main memory, file caches included; None where the system does not report them."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+def free_memory() -> int:
+    """Available bytes of main memory, file caches included."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
-def available_memory(device: torch.device) -> int | None:
+def available_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`; on a GPU no more than this process is allowed to take."""
     if device.type != "cuda":
         return free_memory()
@@ -67,7 +60,7 @@ def available_memory(device: torch.device) -> int | None:
 def check_memory(n_bytes: int, what: str, device: torch.device) -> None:
     """Raise RunError, with both numbers, if `what` takes more memory than the device has free."""
     free = available_memory(device)
-    if free is not None and n_bytes > free:
+    if n_bytes > free:
         raise RunError(f"{what} takes {n_bytes / 2**30:.1f} GB, but {free / 2**30:.1f} GB are free on {device}")
 
 
@@ -100,17 +93,13 @@ def deterministic(enabled: bool) -> Iterator[None]:
                 torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
-class _Drawing(threading.local):
-    generator: torch.Generator | None = None
-
-
-_drawing = _Drawing()
+_drawing = threading.local()  # its generator: what a training in this thread draws from
 
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
     """Inside, and in this thread alone, what a training draws at random comes from `generator`."""
-    before, _drawing.generator = _drawing.generator, generator
+    before, _drawing.generator = getattr(_drawing, "generator", None), generator
     try:
         yield
     finally:
@@ -119,7 +108,7 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 def generator_on(device: torch.device) -> torch.Generator | None:
     """What to draw from on a device: the generator of the training that this thread is in; None: torch's own."""
-    generator = _drawing.generator
+    generator = getattr(_drawing, "generator", None)
     return generator if generator is not None and generator.device.type == device.type else None
 
 

@@ -145,7 +145,6 @@ class OwnFolder:
         return folder
 
     def owns(self, name: str) -> bool:
-        """Whether the file `name` exists and is nerfkit's."""
         return name in self.names and (self.path / name).exists()
 
     def clear(self, names: Iterable[str] | None = None) -> None:
@@ -162,8 +161,7 @@ class OwnFolder:
         atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self.names)]) + "\n")
 
     def lock(self) -> None:
-        """Lock the folder for this process, and delete what killed ones left; raises RunError if another has locked
-        it."""
+        """Lock the folder for this process, and delete what killed ones left; raises RunError if it is locked."""
         if self._lock is not None:
             return
         try:
@@ -188,8 +186,7 @@ class OwnFolder:
 
 
 def read_marker(folder: Path, wanted: str = "") -> tuple[str, set[str]]:
-    """Kind and names, "" and none without a marker; raises RunError for a file that is none, or not of a kind that is
-    `wanted`."""
+    """Kind and names, "" and none without a marker; raises RunError for another file, or not of the kind `wanted`."""
     file = folder / MARKER
     if not os.path.lexists(file):
         return "", set()

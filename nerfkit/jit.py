@@ -54,8 +54,6 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
             f"{lock} exists: another process is building {name}, or one was killed while it did. "
             "If none is building, delete that file and try again."
         )
-    if not cpp_extension.is_ninja_available():
-        raise BuildError("ninja is not installed; type: pip install ninja")
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["-DUSE_CUDA"] if cuda else [f"-march={MARCH}"] if MARCH else []
     try:

@@ -18,13 +18,6 @@ LARGEST = 1e300  # of numbers in model.options, which have no range of their own
 
 
 @dataclass(frozen=True)
-class Auto:
-    """Marks the type of an option that may be None."""
-
-    option: str  # its full name
-
-
-@dataclass(frozen=True)
 class Range:
     """Values of an option, both ends included."""
 

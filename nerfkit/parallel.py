@@ -37,8 +37,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.rank == 0
+        return self.rank == 0  # this process prints and writes
 
     def shard(self, n: int) -> range:
         """Which of n items are this process's: every `size`-th."""
@@ -92,7 +91,6 @@ class Several(Processes):
         self.description = f"{self.size} processes"
 
     def join(self, device: str) -> str:
-        """Connect the processes; a GPU is that of this process's number on its host."""
         use_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
         if use_gpu and device not in ("auto", "cuda"):
             raise RunError(f"--device {device}: each of {self.size} processes has a GPU of its own; use --device cuda")

@@ -39,7 +39,7 @@ def open_regular(path: Path, limit_bytes: int, what: str, error: type[UserError]
     if status.st_size > limit_bytes:
         raise error(f"{what} {printable(path)} has {status.st_size} bytes, more than the limit of {limit_bytes}")
     try:
-        return open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+        return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except OSError as problem:
         raise _unreadable(path, what, error, problem) from None
 
@@ -176,8 +176,7 @@ def first_of(names: Iterable[str], count: int = 3) -> str:
 
 
 def harmless(message: str) -> str:
-    """A message for a terminal, without characters that the terminal would obey, such as one that clears it; ends of
-    lines stay, and so do bytes of names of files that are in no encoding."""
+    """A message without what a terminal would obey; ends of lines stay, and bytes of names that are in no encoding."""
     if message.isprintable():
         return message
     kept = (c if c.isprintable() or c == "\n" or "\udc80" <= c <= "\udcff" else ascii(c)[1:-1] for c in message)

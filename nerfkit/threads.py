@@ -15,7 +15,7 @@ PLACES = {"": ("", ("cpu.max",)), "cpu": ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_p
 
 def cores(root: Path = Path("/")) -> int:
     """Cores that this process may use: those it may run on, or fewer by the quota of a control group around it."""
-    usable = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    usable = [len(os.sched_getaffinity(0))]
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)

@@ -117,13 +117,13 @@ def decoded(frame: bytes) -> list[dict[str, Any]]:
 
 def looking(position: Any, target: Any, up: Any) -> np.ndarray:
     """Quaternion [4] of a camera with OpenCV axes."""
-    from nerfkit.viewer.frames import quaternion_of
+    from viser.transforms import SO3
 
     forward = np.asarray(target, dtype=float) - position
     forward /= np.linalg.norm(forward)
     right = np.cross(forward, up)
     right /= np.linalg.norm(right)
-    return quaternion_of(np.stack([right, np.cross(forward, right), forward], axis=1))
+    return SO3.from_matrix(np.stack([right, np.cross(forward, right), forward], axis=1)).wxyz
 
 
 class Circle(NamedTuple):

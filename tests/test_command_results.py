@@ -200,7 +200,7 @@ def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
     load_run = render.load_run
     state = {"step": STEPS, "seconds": 987.6}  # of another training, of as many steps
     monkeypatch.setattr(render, "load_run", lambda *given: replace(load_run(*given), state=state))
-    with raises_mentioning(RunError, folder, "--resume", "--out"):
+    with raises_mentioning(RunError, folder, "checkpoint", "--overwrite", "--out"):
         call(render, run, *few, "--resume")
     with raises_mentioning(RunError, folder, "checkpoint", "--overwrite", "--out"):
         call(render, run, "--frames", 3, *few[2:])

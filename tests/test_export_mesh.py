@@ -2,6 +2,7 @@
 """Meshes of a field whose surface is known: place, frame, crop, colors, what is hidden, what is resumed."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -303,3 +304,18 @@ def test_corners_of_which_nothing_is_known_have_no_surface():
     values[:9] = np.nan
     piece = piece_of_block(grid, block, values)
     assert 9 <= piece.vertices[piece.faces][..., 0].min() < 10 and len(piece.faces) > 50
+
+
+def test_noise_has_no_triangle_larger_than_a_cell(monkeypatch):
+    """Whose cells have vertices inside of them, which belong to no edge of the grid."""
+    grid, generator = Grid(np.zeros(3), 1.0, (40, 20, 20)), np.random.default_rng(0)
+    values = torch.from_numpy(generator.random([n + 1 for n in grid.cells]))
+
+    def inside(grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
+        return grid.split(blocks, values[tuple(grid.points(blocks, torch.device("cpu")).long().T)])
+
+    noise = SimpleNamespace(blocks=lambda grid: np.argwhere(np.ones(grid.n_blocks)), inside=inside)
+    monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 2)
+    shape = mesh.surface(grid, noise, SimpleNamespace(part=lambda name, make: make()))
+    corners = shape.vertices[shape.faces]
+    assert len(corners) > 20_000 and np.abs(corners - np.roll(corners, 1, axis=1)).max() <= 1

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 BARS = {True: {"DYNAMIC_NCOLS": "1"}, False: {"NCOLS": "0", "MININTERVAL": "30", "MAXINTERVAL": "30"}}  # on a terminal?
 MOST_SHOWN = 10_000  # characters of an error
 SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
-STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, the system's shutdown, a terminal that was closed
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, the system's shutdown, a terminal that was closed
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command that the arguments name; ends the process with its exit status."""
     from nerfkit.commands.options import OPTIONS, usage
 
     first, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
@@ -113,11 +112,17 @@ def in_utf8() -> None:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
 
 
-def status_of(command: Callable[[], int | None], failed: Callable[..., int] | None = None) -> int:
+def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
+    if len(message) > MOST_SHOWN:
+        message = f"{message[: MOST_SHOWN // 2]}...{message[-MOST_SHOWN // 2 :]}"
+    print(f"{prefix}{harmless(message)}", file=sys.stderr)
+    return status
+
+
+def status_of(command: Callable[[], int | None], failed: Callable[..., int] = _failed) -> int:
     """Exit status of a command: an error that a user can fix is one line, without a traceback."""
-    failed = failed or _failed
     warnings.showwarning = _warn
-    for number in (getattr(signal, name) for name in STOPPING[1:] if hasattr(signal, name)):
+    for number in STOPPING[1:]:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)
     for stream in (sys.stdout, sys.stderr):  # names of files are printed as they are
@@ -148,13 +153,6 @@ def status_of(command: Callable[[], int | None], failed: Callable[..., int] | No
             f"memory ran out ({reason}); lower trainer.samples_per_step or model.log2_hashmap_size, or raise "
             "data.downscale"
         )
-
-
-def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
-    if len(message) > MOST_SHOWN:
-        message = f"{message[: MOST_SHOWN // 2]}...{message[-MOST_SHOWN // 2 :]}"
-    print(f"{prefix}{harmless(message)}", file=sys.stderr)
-    return status
 
 
 def _warn(message: Warning | str, *where: Any) -> None:
@@ -196,15 +194,14 @@ class Lines(Harmless):
 
 
 class StopSignals:
-    """Inside a `with` block a first signal is remembered in `number`, so that a run ends after its step, saved; a
-    second one stops at once."""
+    """Inside a `with` block a first signal is remembered in `number`; a second one stops at once."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
-        for number in (getattr(signal, name) for name in STOPPING if hasattr(signal, name)):
+        for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 self._before[number] = signal.signal(number, self._remember)
         return self

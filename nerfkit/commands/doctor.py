@@ -95,7 +95,7 @@ def _run_on_gpus() -> tuple[list[str], str | None]:
 
 
 def _error_on(device: str) -> str | None:
-    """What is wrong with a fused op on `device`, against its definition on the CPU."""
+    """What is wrong with a compiled op, against its definition on the CPU."""
     feats, points = torch.randn(5, 8, 2), torch.rand(5, 3)
     with dispatch.backend("torch"):
         expected = ops.trilinear(feats, points)

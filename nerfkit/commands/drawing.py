@@ -14,7 +14,7 @@ from nerfkit.data.scene_transform.rig import evenly
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.safe_io import printable
 
-MAX_CAMERAS, MAX_POINTS, DRAWN_MODELS = 400, 6000, 5  # that are drawn, or named
+MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
 COLORS = {"train": "tab:blue", "test": "tab:orange", "val": "tab:green"}
 SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"))  # axes across and up
 
@@ -61,10 +61,10 @@ def draw(capture: Capture, transform: SceneTransform, splits: dict[str, list[str
     for handle in legend.legend_handles:
         handle.set_linewidth(2.5)
     models = Counter(image.lens.model for image in capture.images).most_common()
-    lenses = ", ".join(f"{count} {model}" for model, count in models[:DRAWN_MODELS])
+    lenses = ", ".join(f"{count} {model}" for model, count in models)
     figure.suptitle(
         f"{_plain(capture.name)}: {transform.kind}, {len(images)} of {len(capture.images)} cameras with images; "
-        f"1 model unit = {1 / transform.scale:.4g} input units\n{lenses}{', ...' * (len(models) > DRAWN_MODELS)}"
+        f"1 model unit = {1 / transform.scale:.4g} input units\n{lenses}"
     )
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=100)

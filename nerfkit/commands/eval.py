@@ -47,18 +47,18 @@ def main(options: EvalOptions, processes: Processes = SINGLE_PROCESS) -> int:
     if other:
         print(f"{scene.name} is not the scene that the run was trained on ({differences[0]})")
     metrics = evaluate(run.model, config, views, run.state, folder, run.device, other, processes)
-    print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
+    print_scores(metrics, folder.path, split, other)
     print(f"per view and protocol: {scores_file(folder.path, split, other)}")
-    print(where_compared(metrics, folder.path, split, other))
     return 0
 
 
-def where_compared(metrics: dict[str, Any], run: Path, split: str, other_scene: str = "") -> str:
-    """A line on where `evaluate` put the images of truth, render and error, and what gives those of all views."""
+def print_scores(metrics: dict[str, Any], run: Path, split: str, other_scene: str = "") -> None:
+    """With where `evaluate` put the images of truth, render and error, and what gives those of all views."""
     n, n_views = metrics["comparisons"], metrics["n_views"]
+    print(f"{n_views} {split} views: {in_one_line(metrics)}")
     images = run / score_name(split, other_scene)
     saved = f"truth, render and error of {n} views: {images}" if n else "no image is saved"
-    return saved if n == n_views else f"{saved}; for all of them: {command_line('eval', run)} --comparison_images -1"
+    print(saved if n == n_views else f"{saved}; for all of them: {command_line('eval', run)} --comparison_images -1")
 
 
 def find_scene(data: str | None, config: Config, transform: SceneTransform | None) -> Scene:

@@ -156,6 +156,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         if not len(shape.faces):
             raise UserError(f"every part has less than {options.min_part:g} of all faces; lower --min_part")
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
+        shape, n_shreds = mesh.without_small_parts(shape, options.min_part)  # of what is seen
         shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
         shape = mesh.simplified(shape, options.faces or len(shape.faces))
         if not len(shape.faces):
@@ -167,7 +168,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
             shape, share = texture.painted(shape, size, views, images, grid.cell)
             more["share_of_texture_from_images"] = share if images is not None else 0.0
         counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
-        counts |= {"small_parts": n_small, "unseen_faces": n_unseen}
+        counts |= {"small_parts": n_small + n_shreds, "unseen_faces": n_unseen}
         transform = scale.in_metres(target_transform(run, options), unit)
         length = 1.0 if transform is None else transform.distance_to_input(1.0)
         content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)

@@ -78,7 +78,8 @@ def main(options: InspectOptions) -> int:
     if folder is not None:
         folder.claim()
         folder.write(PAGE, "\n".join([*lines, "", inspection.page(), ""]))
-        folder.write(DRAWING, inspection.drawing())
+        there = inspection.capture.of_images([image for image, _ in inspection.there])
+        folder.write(DRAWING, draw(there, inspection.transform, inspection.splits))
         print(f"\nthat and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")
     return 1 if inspection.problems() else 0
 
@@ -97,18 +98,16 @@ def without_poses(source: Path, data: DataConfig) -> int:
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
-    todo = {
-        "inspect": "To find only the poses, saved in DIR, and a --data.downscale that fits",
-        "train": "To train with them",
-    }
-    for command, what in todo.items():
-        print(f"{what}:\n  {command_line(command, *as_options(data), '--data.sfm_dir', 'DIR')}")
+    typed = [*as_options(data), "--data.sfm_dir", "DIR"]
+    print(
+        f"To find only the poses, saved in DIR, and a --data.downscale that fits:\n  {command_line('inspect', *typed)}"
+    )
+    print(f"To train with them:\n  {command_line('train', *typed)}")
     return 0
 
 
 def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
-    """The command that trains, with the data.downscale at which each pixel is drawn about once, unless one is given,
-    and how long it will take."""
+    """The command that trains, with a data.downscale at which each pixel is drawn about once, and how long it takes."""
     names = set(inspection.splits["train"])
     images = [image for image in inspection.trained if image.name in names]
     n_rays, seconds, device = forecast(inspection.transform, data, images)
@@ -127,8 +126,7 @@ def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
 
 
 def forecast(transform: SceneTransform, data: DataConfig, images: list[PosedImage]) -> tuple[float, float, str]:
-    """Rays and seconds of a training with the default options, without its scores, and on which device: some steps are
-    tried, on gray images."""
+    """Rays and seconds of a training with the default options, and its device: some steps are tried, on gray images."""
     chosen = evenly(len(images), TRIED_VIEWS)
     poses = transform.to_model(np.stack([images[k].camera_to_world for k in chosen]))
     lenses = [images[k].lens.resized(TRIED_SIDE, TRIED_SIDE) for k in chosen]
@@ -199,12 +197,13 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         for image, (header, _, pixels) in zip(candidates, looks, strict=True)
         if pixels is not None and header.bits == judged.headers[image.name].bits
     ]
-    present = [(image, file) for image, file in zip(candidates, files, strict=True) if file.width]
+    pairs = list(zip(candidates, files, strict=True))
+    present = [(image, file) for image, file in pairs if file.width]
     there = [image for image, _ in present]
     chosen, rule = assemble.split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     transform = assemble.choose_transform(capture, splits.get("train", []), judged, data.box)
-    broken = [(image, file.problem) for image, file in zip(candidates, files, strict=True) if file.problem]
+    broken = [(image, file.problem) for image, file in pairs if file.problem]
     refused += [problem for _, problem in broken[:MAX_NAMES]]
     if others := [printable(image.name, 60) for image, _ in broken[MAX_NAMES:]]:
         refused.append(f"and {len(others)} more images that cannot be used: {', '.join(others)}")
@@ -218,15 +217,12 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
         notes.append(f"data.downscale {data.downscale:g}: sizes are those of the images that are trained")
     transform = replace(transform, notes=(*transform.notes, *as_warnings(diagnostics)))
     capture = replace(capture, notes=notes_of(*capture.notes, *judged.notes, *notes))
-    remaining = iter(files)
-    found = [next(remaining) if image.found is not None else None for image in capture.images]
-    return Inspection(capture, transform, found, splits, rule, refused)
+    found = {image.name: file for image, file in pairs}
+    return Inspection(capture, transform, [found.get(image.name) for image in capture.images], splits, rule, refused)
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What is known of an image file that exists."""
-
     width: int  # pixels; 0 where it cannot be read
     height: int
     has_alpha: bool = False  # or is cut out by its mask
@@ -237,8 +233,6 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A capture, and what was found of its files."""
-
     capture: Capture
     transform: SceneTransform
     found: Sequence[OnDisk | None]  # of each image of the capture, none without a file
@@ -290,9 +284,6 @@ class Inspection:
         lines = [(name * (k == 0), line) for name, lines in sections.items() for k, line in enumerate(lines)]
         return "\n".join(f"{title:8} {line}" for title, line in lines)
 
-    def drawing(self) -> bytes:
-        return draw(self.capture.of_images([image for image, _ in self.there]), self.transform, self.splits)
-
     @property
     def refused(self) -> list[str]:
         """What training would end with."""
@@ -305,7 +296,6 @@ class Inspection:
 
     @property
     def n_outlines(self) -> int:
-        """Masks that outline an object."""
         return sum(file.outlines_object for _, file in self.there)
 
     def problems(self) -> list[str]:

@@ -29,9 +29,7 @@ from nerfkit.training.run.load import Run, load_run
 PATH_FILE = "path.json"  # in the frame of the scene's files
 LEGEND = "legend_"  # in an image of its own: those of depths are read by programs, too
 FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views
-BYTES_PER_PIXEL = {  # of values, previews and files in memory
-    "rgb": 24, "depth": 40, "median_depth": 40, "opacity": 24, "normal": 48,
-}  # fmt: skip
+BYTES_PER_PIXEL = 40  # of an output: values, previews and files in memory, about
 FILES = {
     "rgb": ("rgb",),
     "depth": ("depth_ray", "depth_z"),
@@ -46,7 +44,7 @@ def main(options: RenderOptions, processes: Processes = SINGLE_PROCESS) -> int:
     run = load_run(options.run, processes.join(options.device), options.module, options.ops)
     cameras = choose_cameras(options, run)
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
-    n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
+    n_bytes = width * height * BYTES_PER_PIXEL * len(outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
     crop = active_crop(options.run, run.transform) if options.crop == "run" else None
     stems = [f"{frame:04d}" for frame in range(len(cameras))]
@@ -65,7 +63,7 @@ def main(options: RenderOptions, processes: Processes = SINGLE_PROCESS) -> int:
         print(f"cropped as {options.run / CROP} says; --crop none renders all")
     try:
         with cropped(run.model, crop):
-            render_frames(run, cameras.to(run.device), outputs, frames, folder, options.resume, processes)
+            render_frames(run, cameras.to(run.device), frames, folder, options.resume, processes)
     except KeyboardInterrupt:
         if processes.is_first:
             print(f"\nwhat is done is in {folder.path}; the same command with --resume goes on")
@@ -93,7 +91,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     if options.frames and (is_file or path in with_cameras):
         raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --cameras")
     if is_file:
-        cameras = paths.read_path(Path(path), like.size(0), options.size, run.transform)
+        cameras = paths.read_path(Path(path), like.size(0), run.transform)
     elif path in with_cameras:
         cameras = run.cameras(path)
     elif path == "orbit":
@@ -119,10 +117,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
 
 
 def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]], processes: Processes) -> OwnFolder:
-    """The folder of the frames; raises RunError if it holds files that nerfkit did not write. See `prepare`.
-
-    The first of several processes prepares it, and lists all frames as nerfkit's for the others.
-    """
+    """The folder of the frames; the first of several processes prepares it, and lists all frames as nerfkit's."""
     if options.out:
         folder = OwnFolder(options.out, "rendering")
         folder.claim()
@@ -145,19 +140,11 @@ def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]],
 
 
 def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOptions) -> None:
-    """Write the path, JSON with the state of the model, and remove frames of others; `files` are about to be rendered.
-
-    Frames of another path, size, crop or checkpoint are removed only with --overwrite.
-    """
-    was = None
-    if folder.owns(PATH_FILE):
-        was = (folder.path / PATH_FILE).read_text(encoding="utf-8", errors="replace")
-    if options.resume and was not in (None, path):
-        raise RunError(
-            f"{folder.path} holds frames of another path, size, crop or checkpoint; replace them with "
-            "--overwrite instead of --resume, or choose another folder with --out"
-        )
-    if was != path:
+    """Write the path, JSON with the state of the model; remove `files`, or all of another path or state."""
+    file = folder.path / PATH_FILE
+    if folder.owns(PATH_FILE) and file.read_text(encoding="utf-8", errors="replace") == path:
+        folder.clear(() if options.resume else files)
+    else:
         earlier = list(filter(folder.owns, folder.names - {PATH_FILE}))
         if earlier and not options.overwrite:
             raise RunError(
@@ -168,20 +155,13 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
         if earlier:
             print(f"{len(earlier)} files of an earlier rendering are removed from {folder.path}")
         folder.clear()
-    else:
-        folder.clear(() if options.resume else files)
     folder.write(PATH_FILE, path)
 
 
 def render_frames(
-    run: Run,
-    cameras: Cameras,
-    outputs: tuple[str, ...],
-    frames: dict[str, list[str]],
-    folder: OwnFolder,
-    resume: bool,
-    processes: Processes,
+    run: Run, cameras: Cameras, frames: dict[str, list[str]], folder: OwnFolder, resume: bool, processes: Processes
 ) -> None:
+    outputs = tuple(output for output, names in FILES.items() if names[0] in frames)
     image_of = ImageRenderer(run.model, run.background)
     box = torch.tensor(run.config.data.box).view(2, 3)
     distance = (run.cameras("train").positions - box.mean(0)).norm(dim=-1).mean().item()

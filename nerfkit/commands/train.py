@@ -14,7 +14,7 @@ import torch
 
 from nerfkit import ops
 from nerfkit.commands import StopSignals, command_line
-from nerfkit.commands.eval import where_compared
+from nerfkit.commands.eval import print_scores
 from nerfkit.commands.options import TrainOptions
 from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig
 from nerfkit.config.recipe import UNLIMITED, value_text
@@ -29,7 +29,7 @@ from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.safe_io import printable
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import SETUP, in_one_line, read_config, read_lines, warn_of_run
+from nerfkit.training.run.files import SETUP, read_config, read_lines, warn_of_run
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_transform
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.trainer import Trainer
@@ -171,9 +171,7 @@ def find_scene(options: TrainOptions) -> Scene:
         ) from None
 
 
-def open_folder(
-    options: TrainOptions, config: Config, scene: Scene, processes: Processes = SINGLE_PROCESS
-) -> RunFolder:
+def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: Processes) -> RunFolder:
     """The run folder, locked by the first process; raises RunError if it is not this run's."""
     path = options.resume or options.out or Path("runs") / scene.name
     if not processes.is_first:
@@ -253,8 +251,7 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
         raise
     finally:
         folder.unlock()
-    print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
-    print(where_compared(metrics, folder.path, split))
+    print_scores(metrics, folder.path, split)
     return metrics
 
 

@@ -17,7 +17,7 @@ from nerfkit.config.recipe import BASE
 from nerfkit.config.resolve import Decision, check, check_values
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
-from nerfkit.option_types import AUTO, Auto
+from nerfkit.option_types import AUTO
 from nerfkit.safe_io import did_you_mean, printable, read_regular, read_text_utf8
 
 if sys.version_info >= (3, 11):
@@ -43,10 +43,7 @@ def load(paths: list[str] | list[Path]) -> Config:
 
 
 def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
-    """Defaults (or `base`), changed by each file in turn, which is checked by itself, to name it in errors.
-
-    Values are not checked against each other: `check` does that, once the command line is known.
-    """
+    """Defaults (or `base`), changed by each file in turn; values are checked by themselves, not against each other."""
     values = to_dict(base or Config())
     for path in paths:
         changes = changes_of(path)
@@ -56,8 +53,7 @@ def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 
 def changes_of(path: str | Path) -> dict[str, Any]:
-    """What a file, or the preset of that name, says; of the options of a run what its scene did not decide, which is
-    in the frame of that run."""
+    """What a file or a preset says; of a run's options without what its scene decided, in the frame of that run."""
     file = preset_path(str(path))
     values = read_toml(file)
     for option, decision in read_decisions(file.parent).items():
@@ -180,7 +176,7 @@ def _plain(values: dict[str, Any], table: type, source: str, prefix: str) -> dic
             raise ConfigError(f"{source}: unknown option {prefix}{printable(name)}{hint}")
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[name]):
             value = _plain(value, hints[name], source, f"{prefix}{name}.")
-        elif value == AUTO and any(isinstance(mark, Auto) for mark in getattr(hints[name], "__metadata__", ())):
+        elif value == AUTO and f"{prefix}{name}" in BASE:
             value = None
         found[name] = value
     return found

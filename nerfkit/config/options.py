@@ -18,7 +18,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from nerfkit.config.recipe import UNLIMITED, rule, value_text
 from nerfkit.config.resolve import Decision, decide
 from nerfkit.limits import COORDINATE_LIMIT, MAX_LEVELS, MAX_RESOLUTION, of_all_ops
-from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Text, Words, integer, number
+from nerfkit.option_types import AUTO, Flag, Options, Range, Text, Words, integer, number
 
 Backend = Literal["auto", "torch", "cpp", "cuda"]
 Box = tuple[float, float, float, float, float, float]
@@ -51,8 +51,7 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
         decided = f"auto, which is {rule(option)}" if default in (None, AUTO) else default
         return f"(default: {decided}{'' if limits is None else f'; range {limits}'})"
 
-    extras = (Auto(option), spec, tyro.conf.arg(help_behavior_hint=hint))
-    return Annotated[(kind | None, *((limits,) if limits else ()), *extras)]
+    return Annotated[(kind | None, *((limits,) if limits else ()), spec, tyro.conf.arg(help_behavior_hint=hint))]
 
 
 @dataclass

@@ -167,6 +167,6 @@ def joined(pieces: list[Piece]) -> Piece:
     vertices, keys = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("vertices", "keys"))
     faces = np.concatenate([piece.faces + start for piece, start in zip(pieces, starts, strict=True)])
     lonely = keys == NO_EDGE
-    keys[lonely] = -1 - np.arange(lonely.sum())  # each for itself
-    keys, first, number = np.unique(keys, return_index=True, return_inverse=True)
-    return Piece(vertices[first], keys, number[faces])
+    own = np.where(lonely, -1 - np.cumsum(lonely), keys)  # each for itself
+    _, first, number = np.unique(own, return_index=True, return_inverse=True)
+    return Piece(vertices[first], keys[first], number[faces])

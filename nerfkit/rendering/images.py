@@ -31,7 +31,7 @@ SPHERICAL = bytes.fromhex("ffcc8263f8554a938814587a02521fdd") + (  # what player
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
-    return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).numpy()
+    return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).cpu().numpy()
 
 
 def file_stems(names: Sequence[str]) -> list[str]:
@@ -117,8 +117,7 @@ def color_bar(colormap: str, low: float, high: float, label: str, beyond: str = 
 
 
 def comparison_image(truth: Tensor, render: Tensor, name: str, score: float, counts: Tensor | None = None) -> Tensor:
-    """Truth, render and error of a view beside a color bar; errors of 0.25 and more are the brightest, pixels that do
-    not count (`counts` [H, W] bool) are gray. Pixels of small images are drawn as squares."""
+    """Truth, render and error beside a color bar, enlarged if small; gray where a pixel does not count, [H, W] bool."""
     side = max(1, LEAST // max(truth.shape[:2]))
     error = colorize((render - truth).abs().mean(-1), 0, 0.25, "inferno")
     share = ""

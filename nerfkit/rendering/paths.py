@@ -82,8 +82,7 @@ def _around(like: Cameras, target: Tensor, up: Tensor, azimuths: Tensor, elevati
 
 
 def sway(like: Cameras, target: Tensor, up: Tensor, n_frames: int) -> Cameras:
-    """An ellipse among cameras that look one way, as wide as they are spread, looking at `target` from their mean
-    distance. Closed."""
+    """An ellipse as wide as the cameras `like` are spread, looking at `target` from their mean distance. Closed."""
     middle = like.positions.mean(dim=0)
     right = F.normalize(torch.linalg.cross(target - middle, up), dim=0)
     axes = torch.stack([right, F.normalize(torch.linalg.cross(right, target - middle), dim=0)])  # [2, 3]
@@ -118,10 +117,7 @@ def interpolate(like: Cameras, n_frames: int) -> Cameras:
 
 
 def along(poses: Tensor, u: Tensor, closed: bool) -> Tensor:
-    """Poses [F, 3, 4] at `u` [F] on a smooth curve through `poses` [K, 3, 4], where u = k is pose k.
-
-    Catmull-Rom splines of position and axes; a closed curve goes on from the last pose to the first.
-    """
+    """Poses [F, 3, 4] at `u` [F] on Catmull-Rom splines of positions and axes of `poses` [K, 3, 4]; u = k is pose k."""
     n = len(poses)
     index = u.long() if closed else u.long().clamp(max=max(n - 2, 0))
     t = (u - index)[:, None, None].to(poses.dtype)  # [F, 1, 1]
@@ -179,8 +175,7 @@ def in_files_world(cameras: Cameras, transform: SceneTransform | None) -> Camera
 
 
 def with_size(cameras: Cameras, width: int, height: int) -> Cameras:
-    """The same cameras without distortion, for images of another size: their vertical fields of view stay, and so do
-    the shapes of pixels, so that the sides show more or less."""
+    """The same cameras without distortion for another size: vertical fields of view and shapes of pixels stay."""
     cameras, sizes = cameras.pinhole(), torch.tensor(cameras.sizes())  # [V, 2]
     scale, size = height / sizes[:, 1:], torch.tensor([width, height])
     center = cameras.center * scale + (size - sizes * scale) / 2
@@ -200,25 +195,21 @@ def seen_around(cameras: Cameras, kind: str, size: tuple[int, int] | None, up: T
     return Cameras.from_lenses(poses, [lens] * len(cameras))
 
 
-def read_path(
-    file: Path, size: tuple[int, int], own_size: tuple[int, int] | None = None, transform: SceneTransform | None = None
-) -> Cameras:
+def read_path(file: Path, size: tuple[int, int], transform: SceneTransform | None = None) -> Cameras:
     """Cameras of a path file, in its frame or in that to which `transform` leads from there; warns of odd lenses.
 
-    Their images have `size` where the file states none, and `own_size` in any case where the file states angles alone.
-    Raises SceneError naming file, place and key.
+    Their images have `size` where the file states none. Raises SceneError naming file, place and key.
     """
     content = safe_io.read_json(file, SceneError, "the camera path")
-    if path := _of_keyframes(content, printable(file), size, own_size, transform):
+    if path := _of_keyframes(content, printable(file), size, transform):
         return path.cameras()
     if isinstance(content, dict) and PATH_KEY in content:
-        size = _size_of(content, printable(file), size, own_size)
+        size = _size_of(content, printable(file), size)
         where, fov = f"{printable(file)}: {PATH_KEY}", content.get("default_fov")
         keys = _keyframes(content[PATH_KEY], where, "camera_to_world", transform, fov=fov)
         cameras = pinholes([key.pose for key in keys], [key.fov for key in keys], size)
     else:
-        given = own_size or size
-        content = {"w": given[0], "h": given[1]} | (stated := cameras_json.read_json(file))
+        content = {"w": size[0], "h": size[1]} | (stated := cameras_json.read_json(file))
         cameras = cameras_json.parse_cameras(content, file, transform)
         if not {"w", "fl_x"} & set(stated).union(*stated["frames"]):  # two angles are of images of another shape
             cameras = replace(cameras, focal=cameras.focal[:, 1:].repeat(1, 2))
@@ -229,19 +220,17 @@ def read_path(
     return cameras
 
 
-def _size_of(
-    content: dict[str, Any], where: str, size: tuple[int, int], own_size: tuple[int, int] | None
-) -> tuple[int, int]:
-    """The size of the images of nerfstudio's perspective cameras."""
+def _size_of(content: dict[str, Any], where: str, size: tuple[int, int]) -> tuple[int, int]:
+    """The size of the images of nerfstudio's perspective cameras, or `size` where it states none."""
     kind = content.get("camera_type", "perspective")
     if kind != "perspective":
         raise SceneError(f"{where}: camera_type {kind!r:.40} cannot be rendered, only perspective")
     if content.get("crop") is not None:
         warnings.warn(f"{where}: its crop is not used, only that of the run folder", stacklevel=2)
-    if own_size is None and ("render_width" in content or "render_height" in content):
-        stated = {"w": content.get("render_width"), "h": content.get("render_height")}
-        own_size = cameras_json.size_of(stated, f"{where}: render_width and render_height as w and h")
-    return own_size or size
+    if "render_width" not in content and "render_height" not in content:
+        return size
+    stated = {"w": content.get("render_width"), "h": content.get("render_height")}
+    return cameras_json.size_of(stated, f"{where}: render_width and render_height as w and h")
 
 
 def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int) -> dict[str, Any]:
@@ -263,8 +252,6 @@ def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int
 
 @dataclass
 class Keyframe:
-    """A camera on the path."""
-
     pose: np.ndarray  # [3, 4] camera-to-world, OpenGL axes, model's frame
     fov: float  # vertical [radians]
     seconds: float = SECONDS  # to the next keyframe
@@ -272,8 +259,6 @@ class Keyframe:
 
 @dataclass
 class CameraPath:
-    """Keyframes in their order."""
-
     keyframes: list[Keyframe] = field(default_factory=list)
     loop: bool = False
     fps: int = FPS
@@ -294,8 +279,9 @@ class CameraPath:
             return 0
         return max(round(self.seconds * self.fps) + (0 if self.loop else 1), 1)
 
-    def times(self) -> np.ndarray:
-        return np.arange(self.n_frames) / self.fps
+    def frames(self) -> tuple[np.ndarray, np.ndarray]:
+        """Poses and vertical fields of view of the frames of its video, as of `at`."""
+        return self.at(np.arange(self.n_frames) / self.fps)
 
     def at(self, times: Any) -> tuple[np.ndarray, np.ndarray]:
         """Poses [F, 3, 4] and vertical fields of view [F] at `times` [F]."""
@@ -310,8 +296,7 @@ class CameraPath:
     def cameras(self) -> Cameras:
         if not 0 < self.n_frames <= MAX_FRAMES:
             raise SceneError(f"the path has {self.n_frames} frames; it must have 1 to {MAX_FRAMES}")
-        poses, fovs = self.at(self.times())
-        return pinholes(poses, fovs, self.size)
+        return pinholes(*self.frames(), self.size)
 
     def to_json(self, transform: SceneTransform | None) -> str:
         cameras = self.cameras()
@@ -327,9 +312,9 @@ class CameraPath:
 def read_camera_path(file: Path, transform: SceneTransform | None, size: tuple[int, int]) -> CameraPath:
     """The path of a file; of one without keyframes, each of its frames is one. Raises SceneError."""
     content = safe_io.read_json(file, SceneError, "the camera path")
-    if path := _of_keyframes(content, printable(file), size, None, transform):
+    if path := _of_keyframes(content, printable(file), size, transform):
         return path
-    cameras = read_path(file, size, transform=transform)
+    cameras = read_path(file, size, transform)
     path = CameraPath(size=max(cameras.sizes()), fps=_fps(content, printable(file)))
     kept = content.get("keyframes")
     if isinstance(kept, dict) and "list" in kept:
@@ -348,7 +333,7 @@ def read_camera_path(file: Path, transform: SceneTransform | None, size: tuple[i
 
 
 def _of_keyframes(
-    content: Any, where: str, size: tuple[int, int], own_size: tuple[int, int] | None, transform: SceneTransform | None
+    content: Any, where: str, size: tuple[int, int], transform: SceneTransform | None
 ) -> CameraPath | None:
     """The path between keyframes that nerfstudio or instant-ngp saved without the frames; None of other content."""
     if not isinstance(content, dict):
@@ -366,7 +351,7 @@ def _of_keyframes(
     steps = max(len(kept) - (not is_loop), 1)
     seconds = cameras_json.number({"seconds": SECONDS * steps} | content, "seconds", where, 0, 1e5) / steps
     keyframes = _keyframes(kept, f"{where}: keyframe", "matrix", transform, scale, seconds=seconds)
-    return CameraPath(keyframes, is_loop, _fps(content, where), _size_of(content, where, size, own_size))
+    return CameraPath(keyframes, is_loop, _fps(content, where), _size_of(content, where, size))
 
 
 def _fps(content: dict[str, Any], where: str) -> int:

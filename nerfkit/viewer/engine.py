@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from nerfkit.viewer.pacing import AWAITED, SHOWN, Chunk, Resolution
@@ -33,8 +33,10 @@ class Request(NamedTuple):
 
 @dataclass
 class _Client:
+    """A client since its newest request: another request makes another of these."""
+
     id: int
-    request: Request
+    request: Request | None
     changed_at: float
     stage: int = MOVING  # of the next frame
     again: bool = False  # whether the full frame has been drawn since the request
@@ -45,15 +47,10 @@ class _Client:
 @dataclass
 class _Drawing:
     client: _Client
-    request: Request
     stage: int
     slices: Job | None = None
     size: tuple[int, int] = (0, 0)
     share: float = 0.0  # that is done
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.client.request is self.request
 
 
 class Engine:
@@ -79,24 +76,17 @@ class Engine:
         self.resolutions: dict[Any, Resolution] = {}
         self.chunk = Chunk()
         self._changed = threading.Event()
-        self._lock = threading.Lock()
         self._drawing: _Drawing | None = None
 
     def request(self, client: int, request: Request) -> None:
         """The newest request of a client replaces its earlier ones; one that changes nothing is ignored."""
-        with self._lock:
-            known = self.clients.get(client)
-            if known is None:
-                self.clients[client] = _Client(client, request, self.clock())
-            elif known.request == request:
-                return
-            else:
-                known.request, known.changed_at, known.stage, known.again = request, self.clock(), MOVING, False
-        self.wake()
+        known = self.clients.get(client, _Client(client, None, 0.0))
+        if known.request != request:
+            self.clients[client] = replace(known, request=request, changed_at=self.clock(), stage=MOVING, again=False)
+            self.wake()
 
     def forget(self, client: int) -> None:
-        with self._lock:
-            self.clients.pop(client, None)
+        self.clients.pop(client, None)
         self.wake()
 
     def add_job(self, job: Job) -> None:
@@ -116,16 +106,15 @@ class Engine:
     def wait(self, seconds: float) -> None:
         """Wait for a request, until a frame is due, or for `seconds`."""
         now = self.clock()
-        due = [client.changed_at + STILL_AFTER - now for client in self._all() if client.stage < DONE]
+        due = [client.changed_at + STILL_AFTER - now for client in list(self.clients.values()) if client.stage < DONE]
         self._changed.wait(min([seconds, *(later for later in due if later > 0)]))
         self._changed.clear()
 
     def refresh(self) -> None:
         """What is drawn has changed: frames of cameras that stand still are drawn again."""
-        with self._lock:
-            for client in self.clients.values():
-                if client.stage > FULL:
-                    client.stage, client.again = FULL, True
+        for client in list(self.clients.values()):
+            if client.stage > FULL:
+                client.stage, client.again = FULL, True
 
     def next(self) -> str | None:
         """The kind of the next frame, if one is due: somebody has moved, or what they see has changed since."""
@@ -140,11 +129,11 @@ class Engine:
         if drawing is not None:
             # A small frame is finished even if there is a newer request: else a camera that never rests would never be
             # seen.
-            outdated = drawing.stage != MOVING and not drawing.is_wanted
-            drawing = None if outdated or drawing.client.id not in self.clients else drawing
+            newest = self.clients.get(drawing.client.id)
+            if newest is None or (newest is not drawing.client and drawing.stage != MOVING):
+                drawing = None
         if drawing is None and (client := self._choose()) is not None:
-            with self._lock:
-                drawing = _Drawing(client, client.request, client.stage)
+            drawing = _Drawing(client, client.stage)
             drawing.slices = self._slices(drawing)
         self._drawing = drawing
         if drawing is None:
@@ -153,15 +142,11 @@ class Engine:
             next(drawing.slices)
             return True
         except StopIteration as end:
-            after, error = end.value, None
-        except Exception as caught:
-            after, error = DONE, caught
-        with self._lock:
-            self._drawing = None
-            if drawing.is_wanted:
-                drawing.client.stage = after
-        if error is not None:
+            drawing.client.stage = end.value
+        except Exception as error:
+            drawing.client.stage = DONE
             self.failed(drawing.client.id, error)
+        self._drawing = None
         return True
 
     @property
@@ -185,16 +170,12 @@ class Engine:
             self.failed(-1, error)
         return True
 
-    def _all(self) -> list[_Client]:
-        with self._lock:
-            return list(self.clients.values())
-
     def _choose(self) -> _Client | None:
         """The client whose frame is next: one that moves before one that stands still, then who waited longest."""
         now, last = self.clock(), FINE if self.fine else FULL
         due = [
             client
-            for client in self._all()
+            for client in list(self.clients.values())
             if client.stage == MOVING or (client.stage <= last and now - client.changed_at >= STILL_AFTER)
         ]
         return min(due, key=lambda client: (client.stage, client.drawn_at), default=None)
@@ -203,7 +184,7 @@ class Engine:
         return self.resolutions.setdefault(request.look.output, Resolution())
 
     def _scale(self, drawing: _Drawing) -> tuple[float, int]:
-        (width, height), resolution = drawing.request.size, self._resolution(drawing.request)
+        (width, height), resolution = drawing.client.request.size, self._resolution(drawing.client.request)
         if drawing.stage == FINE:
             return 2.0, DONE
         if drawing.stage == MOVING:
@@ -216,7 +197,7 @@ class Engine:
 
     def _slices(self, drawing: _Drawing) -> Generator[None, None, int]:
         """Draw a frame, a chunk at a time, and measure it; returns the stage that is next."""
-        request, stage, began = drawing.request, drawing.stage, self.clock()
+        request, stage, began = drawing.client.request, drawing.stage, self.clock()
         scale, after = self._scale(drawing)
         width, height = drawing.size = tuple(max(round(side * scale), 1) for side in request.size)
         frame = self.start(request.camera, width, height, request.look)
@@ -233,8 +214,9 @@ class Engine:
             yield
         began = self.clock()
         self.deliver(drawing.client.id, frame.finish(), stage)
-        drawing.client.drawn_at, drawing.client.scale = self.clock(), scale
+        client = self.clients.get(drawing.client.id, drawing.client)  # as it is now
+        client.drawn_at, client.scale = self.clock(), scale
         if stage != FINE:
-            overhead += drawing.client.drawn_at - began
+            overhead += client.drawn_at - began
             self._resolution(request).add(frame.n_rays, seconds, overhead, scale == 1.0)
         return after

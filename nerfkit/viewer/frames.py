@@ -20,7 +20,7 @@ from nerfkit.crop import Crop
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.model.cropping import cropped
 from nerfkit.rendering.image_renderer import MAX_CHUNK, ImageRenderer
-from nerfkit.rendering.images import colorize, preview
+from nerfkit.rendering.images import colorize, preview, to_uint8
 from nerfkit.rendering.paths import pinholes
 from nerfkit.viewer.scene import ViewerScene
 
@@ -63,10 +63,6 @@ def rotation_of(wxyz: Any) -> np.ndarray:
     return SO3(np.asarray(wxyz, dtype=np.float64)).as_matrix()
 
 
-def quaternion_of(rotation: np.ndarray) -> np.ndarray:
-    return SO3.from_matrix(np.asarray(rotation, dtype=np.float64)).wxyz
-
-
 def viewpoint(wxyz: Any, position: Any, fov: float) -> Viewpoint:
     """The model's view of a camera in the browser."""
     return Viewpoint.of(np.column_stack([rotation_of(wxyz) * FLIP, position]), fov)
@@ -74,7 +70,7 @@ def viewpoint(wxyz: Any, position: Any, fov: float) -> Viewpoint:
 
 def in_browser(pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quaternion [4] and position [3] in the browser of a pose [3, 4] of the model's."""
-    return quaternion_of(pose[:, :3] * FLIP), np.array(pose[:, 3])
+    return SO3.from_matrix(pose[:, :3] * FLIP).wxyz, np.array(pose[:, 3])
 
 
 def vertical_fov(cameras: Cameras, view: int) -> float:
@@ -89,10 +85,7 @@ def aspect(cameras: Cameras, view: int) -> float:
 
 
 def nearest_view(pose: np.ndarray, poses: np.ndarray, scale: float) -> tuple[int, float, float]:
-    """The pose of [V, 3, 4] nearest to one [3, 4]: its number, its distance, and the angle [degrees] between both.
-
-    A distance of `scale` counts as much as 60 degrees.
-    """
+    """Number, distance and angle [degrees] of the nearest of poses [V, 3, 4]; `scale` counts as much as 60 degrees."""
     distance = np.linalg.norm(poses[:, :, 3] - pose[:, 3], axis=-1)  # [V]
     cosine = (np.einsum("vij,ij->v", poses[:, :, :3], pose[:, :3]) - 1) / 2
     angle = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
@@ -149,7 +142,7 @@ class ModelFrame:
                 edge = round(look.split * width)
                 image = torch.cat([image[:, :edge], photo[:, edge:]], dim=1)
                 image[:, max(edge - 1, 0) : edge + 1] = image.new_tensor(SPLIT_LINE)
-        return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).cpu().numpy()
+        return to_uint8(image)
 
     def _image(self, values: dict[str, Tensor]) -> Tensor:
         output, colormap = OUTPUTS[self.look.output], self.look.colormap
@@ -173,10 +166,7 @@ class ModelFrame:
         return NO_PHOTO + share * (image - NO_PHOTO)
 
     def _photo(self, values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The training image as it is seen on the rendered surface [H, W, 3], and where it has a pixel [H, W].
-
-        Where the camera is that of the image, this is the image, whatever the depth.
-        """
+        """The training image as it is seen on the rendered surface [H, W, 3], and where it has a pixel [H, W]."""
         width, height = self.size
         rays = self.cameras.image_rays(0)
         depth = values["depth_ray"].flatten()[:, None]
@@ -193,13 +183,6 @@ class ModelFrame:
         )[0].permute(1, 2, 0)
         known = known.view(height, width)
         return torch.where(known[..., None], seen, NO_PHOTO).to(self.device), known.to(self.device)
-
-
-def shrunk(image: np.ndarray) -> np.ndarray:
-    """An image [2H, 2W, 3] uint8 of half the size: each pixel the mean of four."""
-    height, width = image.shape[0] // 2, image.shape[1] // 2
-    sums = image.reshape(height, 2, width, 2, 3).astype(np.uint16).sum((1, 3))
-    return ((sums + 2) // 4).astype(np.uint8)
 
 
 def depth_range(depth: Tensor, opacity: Tensor) -> tuple[float, float]:

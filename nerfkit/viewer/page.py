@@ -85,8 +85,7 @@ def refusal(
 
 
 def policy(host: str, public: Iterable[str] = ()) -> str:
-    """Content-Security-Policy of the page: all it may load is in it or comes from `host`, the value of Host, or from a
-    `public` name."""
+    """Content-Security-Policy: all that the page loads is of `host`, the value of Host, or of a `public` name."""
     sockets = " ".join(f"ws://{name} wss://{name}" for name in (host, *(f"{name}:*" for name in sorted(public))))
     return (
         "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "

@@ -102,8 +102,7 @@ class ViewerScene:
         return ((z < 0) & (pixel >= 0).all(-1) & (pixel <= sizes).all(-1)).any(0)
 
     def add_images(self, given: Cameras) -> None:
-        """Add images and points from the scene's folder; raises UserError if they are not there, or if the cameras are
-        not those that were `given`."""
+        """Add images and points from the scene's folder; raises UserError if its cameras are not those `given`."""
         data = self.config.data
         scene = scene_of(self.config, self.transform)
         views = scene.split("train")

@@ -52,8 +52,7 @@ class State:
     max_side: int = 1280  # of a frame [pixels]
 
     def on(self, do: Callable[[Session], object], *events: Callable) -> None:
-        """Have `do` called with the session that causes an event, such as `button.on_click`; not where a value is set
-        from here."""
+        """Have `do` called with the session that causes an event, such as `button.on_click`; not by values set here."""
 
         async def call(event: Any) -> None:  # viser calls a plain function in a thread of a pool
             session = self.sessions.get(event.client_id)
@@ -198,7 +197,7 @@ class Session:
             lines.append(f"{'{}x{}'.format(*drawing[0])} is drawn: {drawing[1]:.0%}")
         elif self._shown is None and self.state.training is not None:
             lines = ["waiting for the next step of the training: frames are drawn between two"]
-        if (text := "  \n".join(lines)) != self.status.content:
+        if (text := "  \n".join(lines)) != self.status.content:  # viser sends what is set, changed or not
             self.status.content = text
 
     def show_node(self, name: str, visible: bool) -> None:

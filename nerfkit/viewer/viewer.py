@@ -19,11 +19,12 @@ from functools import partial
 
 import numpy as np
 import viser
+from PIL import Image
 
 from nerfkit.rendering.image_renderer import in_eval_mode
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.engine import FINE, MOVING, Engine
-from nerfkit.viewer.frames import ModelFrame, shrunk
+from nerfkit.viewer.frames import ModelFrame
 from nerfkit.viewer.limits import keep_limits
 from nerfkit.viewer.pacing import JOB
 from nerfkit.viewer.page import Page
@@ -112,7 +113,8 @@ class Viewer:
     def _deliver(self, client: int, image: np.ndarray, stage: int) -> None:
         session = self.sessions.get(client)
         if session is not None:
-            session.show(shrunk(image) if stage == FINE else image, QUALITY[stage == MOVING])
+            image = np.asarray(Image.fromarray(image).reduce(2)) if stage == FINE else image  # of four rays a pixel
+            session.show(image, QUALITY[stage == MOVING])
 
     def _failed(self, client: int, error: Exception) -> None:
         """Tell of an error where it is seen, once; what is looked at goes on."""
@@ -136,10 +138,7 @@ class TrainingViewer(Viewer):
     after.
 
     Nothing of the training changes: drawing takes no random numbers and no training time, and no frame mixes the
-    parameters of two steps.
-
-    Args:
-        should_stop: whether training is to end, so that a pause does.
+    parameters of two steps. A pause ends where training `should_stop`.
     """
 
     def __init__(self, scene: ViewerScene, page: Page, should_stop: Callable[[], bool] = lambda: False):
@@ -222,10 +221,7 @@ class TrainingViewer(Viewer):
 
 
 def give_back() -> None:
-    """Free what nobody holds any more, to the system where that is asked for: 0.2 s, of a look at every object.
-
-    viser's things of a browser refer to one another in circles, which Python by itself looks for rarely.
-    """
+    """Free viser's things of a browser, in 0.2 s: they refer to one another in circles, which Python seldom seeks."""
     gc.collect()
     with suppress(AttributeError, OSError, TypeError):  # only glibc has it; elsewhere memory stays with the process
         ctypes.CDLL(None).malloc_trim(0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import deepcopy
@@ -45,7 +46,7 @@ BYTES_PER_PIXEL = 64  # of values and images of a frame, about
 class PathPanel:
     def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State, size: float):
         self.state, self.path, self.size = state, CameraPath(), size  # of a keyframe in the scene
-        self.playing: tuple[int, float | None] | None = None  # client, and when its preview began
+        self.playing: tuple[int, float] | None = None  # client, and when its preview began
         self._shown_at = -1e9
         self._scene, self._drawn = server.scene, []
         self._lock = threading.Lock()  # clicks come in another thread than files
@@ -62,7 +63,6 @@ class PathPanel:
             return
         client, began = self.playing
         session, path = self.state.sessions.get(client), self.path.copy()
-        began = now if began is None else began
         elapsed = now - began
         is_over = elapsed >= path.seconds and not path.loop
         self.playing, self._shown_at = None if is_over or session is None else (client, began), now
@@ -183,7 +183,7 @@ class PathPanel:
             self.fill()
 
         def played(session: Session) -> None:
-            self.playing = (session.client.client_id, None) if play.value == "Play" else None
+            self.playing = (session.client.client_id, time.perf_counter()) if play.value == "Play" else None
             self.state.engine.wake()
 
         self.state.on(changed, *(field.on_update for field in (self.loop, self.fps, self.width, self.height)))
@@ -191,8 +191,7 @@ class PathPanel:
 
 
 class PathFiles:
-    """What is kept in the run folder, written and read by the thread that renders: paths, images and videos, which a
-    browser may save, too; a view as a command."""
+    """What is kept in the run folder, written and read by the thread that renders; a view as a command."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
@@ -266,8 +265,7 @@ class PathFiles:
 
 
 class VideoControls:
-    """Renders the path of a panel to an MP4, or what a browser sees to a PNG, one at a time, and keeps it, whether the
-    browser that asked stays or leaves."""
+    """Renders the path to an MP4, or a view to a PNG, one at a time, whether the browser that asked stays or leaves."""
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
@@ -312,7 +310,7 @@ class VideoControls:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / f"{look.output}.{kind}"
                 with video_writer(file, path.fps) if kind == "mp4" else nullcontext() as add:
-                    for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
+                    for index, (pose, fov) in enumerate(zip(*path.frames(), strict=True)):
                         frame, done = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look), 0
                         while done < frame.n_rays:
                             done = frame.render(done, done + self.state.engine.chunk.rays)

@@ -54,8 +54,7 @@ class CamerasPanel:
             state.engine.add_job(self._thumbnails())
 
     def _start_camera(self, server: viser.ViserServer) -> None:
-        """Where a browser's camera is at first: at the first training view, turning about what is looked at, or about
-        a nearer point where all views are from one side: else a short drag would lead away from them."""
+        """At the first training view; a short drag shall not lead away from views that are all from one side."""
         scene, initial = self.state.scene, server.initial_camera
         position = scene.cameras.positions[0].numpy()
         forward = -scene.cameras.camera_to_world[0, :, 2].numpy()

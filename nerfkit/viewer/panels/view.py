@@ -12,7 +12,6 @@ import viser
 from nerfkit.config.recipe import UNLIMITED
 from nerfkit.training.run.files import of_scores, scores_file
 from nerfkit.viewer.frames import BACKGROUNDS, COLORMAPS, COMPARING, OUTPUTS, vertical_fov
-from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
 SHOWN_SECONDS = 1.0  # between two updates
@@ -40,7 +39,9 @@ def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
 
 
 def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
-    has_photos, far = session.state.scene.photo is not None, _far(session.state.scene)
+    scene, has_photos = session.state.scene, session.state.scene.photo is not None
+    reach = scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max()
+    far = float(f"{3 * reach:.1g}")
     names = [name for name in OUTPUTS if name != COMPARING or has_photos]
     output = gui.add_dropdown("Output", names, initial_value="color")
     colormap = gui.add_dropdown("Colors", COLORMAPS, initial_value=session.look.colormap)
@@ -102,10 +103,6 @@ def _add_scale(gui: viser.GuiApi, session: Session) -> None:
         button = gui.add_button("Keep", hint="Exports of this run are in metres then")
     state = session.state
     state.on(lambda session: state.do_later(session, Session.keep_scale, metres.value), button.on_click)
-
-
-def _far(scene: ViewerScene) -> float:
-    return float(f"{3 * float(scene.size + abs(scene.cameras.positions.numpy() - scene.box.mean(0)).max()):.1g}")
 
 
 class RunPanel:
