@@ -74,7 +74,7 @@ def opened(
     else:
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
     if cut is None and run.config.sampling.kind == "contracted" and name != "web":
-        print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
+        print("exported is the middle of the place (data.box of the run); --crop chooses another part")
     if unit is not None:
         why = "" if options.scale or options.measure else f", as {scale.SCALE} of the run says"
         print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m{why}")
@@ -190,7 +190,7 @@ def photos(run: Run) -> Images | None:
     try:
         images, names = find_scene(None, config, run.transform).split("train"), run.scene.names("train")
         if missing := [name for name in names if name not in images.names]:
-            raise UserError(f"there is no training image {printable(missing[0])} now")
+            raise UserError(f"the training image {printable(missing[0])} is no longer in the scene; put it back")
         images = images[[images.names.index(name) for name in names]]
     except (UserError, OSError) as error:
         print(f"note: the texture is painted with what the run renders: the scene is not at hand ({error})")

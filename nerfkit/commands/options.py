@@ -75,12 +75,12 @@ class RenderOptions(RunOptions):
     frames: unset(int, "INT", "60 for orbit and spiral, 4 per view for interpolate", 1, 100_000) = None
     size: unset(tuple[int, int], "WIDTH HEIGHT", "as in training", 1, 2**16) = None  # size of a frame in pixels
     fps: integer(1, 1000) = 20  # frames per second of the video
-    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal; all but rgb also as .npz, in the files' unit
+    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal, with commas; all but rgb also as .npz
     # new or empty folder for frames and videos, or that of an earlier rendering (default: RUN/render/CAMERAS)
     out: Text = ""
     crop: Literal["run", "none"] = "run"  # run: the crop that the viewer saved in RUN/crop.json; none: everything
     resume: bool = False  # skip frames of the same cameras and size that are there already
-    overwrite: bool = False  # replace a rendering of other cameras, size, crop or checkpoint, not only of the same
+    overwrite: bool = False  # also replace a rendering of other cameras, size, crop or checkpoint
 
 
 @dataclass
@@ -108,7 +108,7 @@ class InspectOptions:
 
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
     verbose: Verbose = False  # print all that was found of cameras, lenses, points and units
-    out: Text = ""  # new or empty folder for report and drawing, or that of an earlier inspection
+    out: Text = ""  # folder for the report and a drawing of the cameras: new, empty, or of an earlier inspection
     data: DataConfig = field(default_factory=DataConfig)
 
 
@@ -124,7 +124,7 @@ class ExportOptions(RunOptions):
 @dataclass
 class GeometryOptions(ExportOptions):
     crop: Corners = None  # export only this box: lowest and highest corner, in the coordinates of --frame
-    scale: Metres = None  # metres per unit of the scene's files, which RUN/scale.json keeps
+    scale: Metres = None  # metres per unit of the scene's files; saved in RUN/scale.json
     measure: Measured = None  # instead of --scale: two points, as in the scene's files, and their distance [m]
 
 
@@ -139,9 +139,9 @@ class MeshOptions(GeometryOptions):
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
     faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit
-    # side of a texture from the training images [pixels], at least 16; 0: colors of vertices
+    # side of a texture painted from the training images [pixels], at least 16; 0: colors of vertices
     texture: integer(0, 16384) = 0
-    # ply, glb or ply,glb; with --texture glb, obj or glb,obj (default: as --out ends, else the first of these)
+    # ply, glb or ply,glb; if --texture is given: glb, obj or glb,obj (default: as --out ends, else the first)
     formats: Text = ""
 
 
@@ -157,12 +157,12 @@ class SplatsOptions(GeometryOptions):
     """Export points as flat Gaussians, as PLY: a start for programs that optimise splats."""
 
     count: integer(1, 10**9) = 300_000  # maximum number of splats
-    sh_degree: integer(0, 3) = 3  # degree of spherical harmonics that the file has fields for, zero above degree 0
+    sh_degree: integer(0, 3) = 3  # degree of spherical harmonics in the file; coefficients above degree 0 are zeros
 
 
 @dataclass
 class WebOptions(GeometryOptions):
-    """Export the model as one HTML file, which any browser shows offline."""
+    """Export the model as one HTML file, which any browser with WebGL 2 shows offline."""
 
     size: number(0.1, 1000) = 10.0  # largest file [MB]; if the model does not fit, a smaller one is trained from it
     seconds: number(1, 1e6) = 60.0  # training time of the smaller model [s]
@@ -173,7 +173,7 @@ class CamerasOptions(ExportOptions):
     """Export cameras, for nerfstudio and COLMAP."""
 
     split: str = "all"  # views to export: train, test, ... or all
-    # of transforms, colmap and path (a file for render --cameras), with commas; auto: all that can hold the lenses
+    # any of transforms, colmap and path (for render --cameras), with commas; auto: all that can express the lenses
     formats: str = "auto"
 
 

@@ -59,13 +59,13 @@ class DataConfig:
     """The scene and how its images are read. It is an object if images have alpha or a box is given, else a place."""
 
     path: Text = ""  # folder of a scene or of plain photos, or a video
-    # folder for camera poses found for photos or a video (default: that of the photos; VIDEO_frames of a video)
+    # folder for the camera poses that are found (default: the folder of the photos; beside a video VIDEO_frames)
     sfm_dir: Text = ""
     # scene format: auto, nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
     format: str = "auto"
     downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images, whose pixels are averaged
     masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels; ignore: not trained on; alpha: transparent
-    # what 1 in depth images is in the unit of the poses; 0: as the files say, else 0.001 of integers, 1 of floats
+    # length of 1 in depth images, in the unit of the poses; 0: as files say, or 0.001 for integers, 1 for floats
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None
@@ -80,7 +80,7 @@ class DataConfig:
 class ModelConfig:
     """The radiance field."""
 
-    kind: str = "field"  # name of the model; a model of your own may choose other values for auto
+    kind: str = "field"  # name of the model (with a model of your own, auto may mean other values)
     module: Text = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel
     options: Options = field(default_factory=dict)  # options of a model of your own, e.g. width 32 soft true
     levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # number of grid levels
@@ -90,8 +90,8 @@ class ModelConfig:
     # cells per side of the finest level
     max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None
     mlp_width: auto("model.mlp_width", int, 1, 4096) = None  # width of the decoder's hidden layers
-    encoder: Flag = True  # depthwise convolution along the ray, added to color
-    aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, added to color
+    encoder: Flag = True  # depthwise convolution along the ray, an input of color
+    aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, an input of color
 
 
 @dataclass
@@ -100,9 +100,9 @@ class SamplingConfig:
 
     # space that is reconstructed; box: the inside of data.box; contracted: also its surroundings
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None
-    # distance between samples [model units]; if contracted, the smallest one
+    # distance between samples [model units]; if contracted: the smallest
     step_size: auto("sampling.step_size", float, 1e-9, 1e6) = None
-    # if contracted, distance between samples divided by that from the camera
+    # if contracted: distance between samples divided by their distance from the camera
     cone_angle: auto("sampling.cone_angle", float, 0, 1) = None
     near: auto("sampling.near", float, 0, 1e10) = None  # distance from the camera where samples begin [model units]
     far: auto("sampling.far", float, 0, 1e30) = None  # distance from the camera where samples end [model units]
@@ -167,7 +167,7 @@ class Config:
     out: Text = ""  # run folder (default: runs/SCENE)
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: a GPU if there is one
     seed: integer(0, 2**32 - 1) = 0  # seed of all random numbers
-    size: auto("size", Literal["small", "large"]) = None  # how large model, steps and samples are where they are auto
+    size: auto("size", Literal["small", "large"]) = None  # preset for options left at auto
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

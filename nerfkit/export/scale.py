@@ -64,7 +64,7 @@ def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale 
     try:
         return msgspec.convert(read_json(file, RunError, "the scale", 2**16), Scale)
     except msgspec.ValidationError as error:
-        raise RunError(f"{printable(file)} is no scale: {error}; correct it, or delete the file") from None
+        raise RunError(f"{printable(file)} is not a valid scale file: {error}; correct it or delete it") from None
 
 
 def keep(folder: RunFolder, scale: Scale) -> None:

@@ -71,7 +71,7 @@ class State:
     def do_later(self, session: Session, do: Callable[..., object], *args: Any) -> None:
         """Attempt something in the thread that renders, one of a kind at a time: clicks may come in floods."""
         if do in self.waiting:
-            raise UserError("the same is being done already; wait for it")
+            raise UserError("this is running already; wait until it is done")
         self.waiting.add(do)
 
         def call() -> None:

@@ -175,7 +175,7 @@ def _decode(image: Image.Image, path: Path) -> None:
     image.load()
     if told_late and (orientation := _orientation(image)) != 1:
         what = f"image {printable(path)} stores its EXIF orientation ({orientation}) after its pixels"
-        raise SceneError(f"{what}, which is not supported; save it rotated, without the tag")
+        raise SceneError(f"{what}, which is not supported; save it upright, without the tag")
 
 
 class MaskKind(NamedTuple):

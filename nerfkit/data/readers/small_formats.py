@@ -150,7 +150,7 @@ def _llff_camera(row: np.ndarray, where: str) -> tuple[np.ndarray, Lens, tuple[f
     try:
         lens = Lens("SIMPLE_PINHOLE", (focal, width / 2, height / 2), width, height)
     except SceneError as error:
-        raise SceneError(f"{where}: columns 4, 9 and 14 are height, width and focal length: {error}") from None
+        raise SceneError(f"{where}: columns 4, 9, 14, from 0 on, are height, width, focal length: {error}") from None
     near, far = row[15:].tolist()
     if not 0 <= near < far:
         wanted = "the nearest depth, at least 0, and the farthest, above it"

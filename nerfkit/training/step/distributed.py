@@ -116,8 +116,8 @@ class Distributed(OneProcess):
         if differ:
             raise TrainingError(
                 f"at step {step} the models of the processes differ, first in {differ[0]}; they would train apart. Are "
-                "their GPUs and their software the same, and does a model of your own change nothing but its "
-                "parameters in forward, and draw the same random numbers everywhere when it is built?"
+                "their GPUs and their software the same? A model of your own has to change nothing but its parameters "
+                "in training, and to draw the same random numbers in every process when it is built"
             )
         self.compare_at = step + COMPARED_EVERY
 

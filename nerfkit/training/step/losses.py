@@ -74,7 +74,7 @@ class TrainingLoss:
         samples, weights = rendering.samples, rendering.weights
         for name in [name for name in ("distortion", "depth") if getattr(self, name)]:
             if name in terms:
-                raise LossError(f"a loss must not name a term '{name}': trainer.{name} does")
+                raise LossError(f"a loss of your own must not have a term '{name}': trainer.{name} is called so")
             if samples is None or weights is None:
                 raise UserError(f"trainer.{name} needs a model whose renderings have samples and weights; set it to 0")
         if self.distortion:

@@ -30,7 +30,7 @@ def write_model(folder: Path, capture: Capture) -> None:
     """Write a capture's lenses, poses and points as a text model, whose 2D points have no places; raises RunError."""
     for name in files_in(folder):
         if name not in FILES:
-            raise RunError(f"{printable(folder / name)} is there, of another model; choose another folder")
+            raise RunError(f"{printable(folder / name)} belongs to another model; choose another folder")
     cameras = check_writable(capture)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def read_synthetic(folder: Path) -> Capture:
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
     for frame in merged:
         if frame.split not in ("", (stated := SPLIT_FILES[frame.file.name])):
-            raise SceneError(f"{frame.where}: its split is {frame.split}, but the file's {stated}; leave out one")
+            raise SceneError(f"{frame.where}: it says split {frame.split}, the file says {stated}; remove one")
         if cameras_json.is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
             raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
