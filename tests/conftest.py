@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by all tests: one seed, one thread, devices, and which tests are left out."""
+"""Shared by all tests: one seed, one thread, devices, and which tests are skipped."""
 
 from __future__ import annotations
 
@@ -39,56 +39,20 @@ def missing_gpu(item: pytest.Item) -> str | None:
     return None
 
 
-LEFT_OUT = pytest.StashKey[int]()
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of a GPU that is not there are left out, unless it is required.
-
-    TEST_SHARE=k/n then leaves the k-th of every n tests that are selected, so that n processes can share them.
-    """
-    runs = [os.environ.get(name) == "1" if (name := missing_gpu(item)) else True for item in items]
-    config.hook.pytest_deselected(items=[item for item, run in zip(items, runs, strict=True) if not run])
-    items[:] = [item for item, run in zip(items, runs, strict=True) if run]
-    config.stash[LEFT_OUT] = runs.count(False)
-    share = os.environ.get("TEST_SHARE")
-    if share:
-        k, _, n = share.partition("/")
-        if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
-            raise pytest.UsageError(f"TEST_SHARE must be k/n with 1 <= k <= n, got {share!r}")
-        k, n = int(k), int(n)
+    """TEST_SHARE=k/n leaves the k-th of every n tests that are selected, so that n processes can share them."""
+    if share := os.environ.get("TEST_SHARE"):
+        k, n = map(int, share.split("/"))
         config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % n != k - 1])
         items[:] = items[k - 1 :: n]
 
 
-def left_out(config: pytest.Config) -> str | None:
-    n = config.stash.get(LEFT_OUT, 0)
-    return f"{n} tests left out, for torch sees {torch.cuda.device_count()} GPUs" if n else None
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> str | list[str]:
-    return left_out(config) or []
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # of a process of pytest-xdist, which shows no lines of its own
-        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node, error) -> None:
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)  # all processes collect the same
-
-
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    if config.pluginmanager.hasplugin("dsession") and (line := left_out(config)):
-        terminalreporter.write_line(line)
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test of a GPU that is not there is skipped, or fails where it is required."""
     if name := missing_gpu(item):
-        pytest.fail(f"{name}=1, but torch sees {torch.cuda.device_count()} GPUs")
+        seen = f"torch sees {torch.cuda.device_count()} GPUs"
+        pytest.fail(f"{name}=1, but {seen}") if os.environ.get(name) == "1" else pytest.skip(seen)
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Light and pose of each training view: what they are, that they are trained, saved and reported."""
+"""Light and pose of each training view: when they are, what they are, that they are trained, saved and reported."""
 
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nerfkit import load_run
-from nerfkit.config import DataConfig
+from nerfkit.config import Config, DataConfig
 from nerfkit.data.cameras.cameras import Rays
 from nerfkit.data.images.batch import Batch
+from nerfkit.data.load import load_scene
+from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError, UserError
 from nerfkit.metrics import color_corrected, psnr
 from nerfkit.model.compositing import Rendering
@@ -21,10 +27,13 @@ from nerfkit.training.step.adjustments import ViewAdjustments, in_light, radius_
 from tests import sphere_field
 from tests.naming import raises_mentioning
 from tests.noisy_captures import LENS, capture
+from tests.processes import ROOT
+from tests.test_quality import needs_images_of
 from tests.trainers import make_trainer
 
 BOTH = DataConfig(appearance="affine", pose_optimization=True)
 DOUBLE = torch.float64
+GAMMA = 2.2
 
 
 def adjustments(n_views: int, data: DataConfig = BOTH) -> ViewAdjustments:
@@ -184,3 +193,36 @@ def test_a_model_without_gradients_in_the_rays_is_named(small_config):
     make_trainer(small_config, model=sphere_field.Balls).train_step()
     with raises_mentioning(UserError, "Fixed", "data.pose_optimization"):
         make_trainer(small_config, model=Fixed).train_step()
+
+
+# ---- light that changes from image to image is noticed
+
+
+def room(folder: Path, stops: float = 0.0, colors: float = 0.0) -> Scene:
+    """The shipped room with half of its images brighter or darker by `stops`, and all between warmer and colder."""
+    needs_images_of(ROOT / "data" / "room" / "images")
+    (folder / "images").mkdir()
+    shutil.copy(ROOT / "data" / "room" / "transforms.json", folder)
+    draw = np.random.default_rng(0)
+    for file in sorted((ROOT / "data" / "room" / "images").iterdir()):
+        gains = stops * draw.choice([-1, 0, 0, 1]) + colors * draw.choice([-1, 1]) * np.array([1, 0, -1])
+        levels = 255 * ((np.asarray(Image.open(file)) / 255) ** GAMMA * 2**gains).clip(0, 1) ** (1 / GAMMA)
+        Image.fromarray(levels.round().astype(np.uint8)).save(folder / "images" / file.name, quality=95)
+    return load_scene(str(folder))
+
+
+@pytest.mark.parametrize("how", [{"stops": 0.7}, {"colors": 0.35}])
+def test_changing_light_is_noticed(tmp_path, how):
+    """An option that is given stays as it is."""
+    scene = room(tmp_path, **how)
+    config = Config().resolved(scene)
+    assert config.data.appearance == "affine" and "from image to image" in config.decisions["data.appearance"].why
+    assert Config(data=DataConfig(appearance="none")).resolved(scene).data.appearance == "none"
+
+
+@pytest.mark.parametrize("name", ["room", "orrery"])
+def test_steady_light_costs_nothing(name):
+    """Though metal shines elsewhere in each view, and the room has windows."""
+    needs_images_of(ROOT / "data" / name / ("images" if name == "room" else "train"))
+    config = Config().resolved(load_scene(str(ROOT / "data" / name)))
+    assert config.data.appearance == "none"

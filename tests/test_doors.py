@@ -81,14 +81,6 @@ def test_every_door_trains_the_same_bits(kind: str, device: str, tmp_path: Path,
         assert trainer.config.data.path == str(path), "so that a run finds its scene"
 
 
-def test_another_encoder_changes_nothing_else(tmp_path: Path):
-    folder = write_capture(tmp_path / "scene", ring(20))
-    scene = nerfkit.load_scene(str(folder))
-    other = nerfkit.Config(size="large")
-    other.model.encoder = False
-    assert changed(nerfkit.Config(size="large").resolved(scene), other.resolved(scene)) == {"model.encoder"}
-
-
 def ran(monkeypatch) -> set[str]:
     """Backends of the ops that are called from now on."""
     found: set[str] = set()

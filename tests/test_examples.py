@@ -15,7 +15,6 @@ from nerfkit.config import dump
 from nerfkit.model import registry
 from nerfkit.training.run import checkpoint
 from tests.camera_layouts import ring
-from tests.naming import raises_mentioning
 from tests.posed_captures import write_capture
 from tests.processes import ROOT, call, call_process
 from tests.trainers import make_trainer
@@ -151,11 +150,3 @@ def test_image_based_looks_a_point_up_where_it_appears(image_based):
         assert (chosen == view).all() and valid.all()
         seen = sources.sample(sources.rgba().permute(0, 2, 3, 1), chosen, pixels)[:, 0, 3].view(22, 26)
         assert (seen - images.image(view)[..., 3] / 255).abs().mean() < 0.05
-
-
-def test_image_based_says_what_is_missing(image_based):
-    views = make_trainer(image_based).cameras
-    with raises_mentioning(nerfkit.UserError, "image_based", "set_source_images"):
-        registry.build_model(image_based)(views.image_rays(0), torch.ones(3))
-    with raises_mentioning(nerfkit.UserError, "image_based", "2"):
-        nerfkit.Trainer(image_based, views[[0]], torch.zeros(1, 22, 26, 3, dtype=torch.uint8))

@@ -5,7 +5,6 @@ Whatever is in them, a command ends by itself, with its exit status and a line o
 user's. EXAMPLES=1000 tries as many.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -36,10 +35,6 @@ def made(tmp_path_factory) -> dict[str, Path]:
 
 
 # ---- faults of a file
-
-
-def cut_short(file: Path, chance: random.Random) -> None:
-    file.write_bytes(file.read_bytes()[: chance.randrange(file.stat().st_size)])
 
 
 def damaged(file: Path, chance: random.Random) -> None:
@@ -82,17 +77,10 @@ def another_value(file: Path, chance: random.Random) -> None:
 def another_image(file: Path, chance: random.Random) -> None:
     mode = chance.choice(["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
     size = chance.choice([(26, 22), (52, 44), (22, 26), (1, 1), (2, 999)])
-    kind = {"CMYK": "JPEG"}.get(mode, "PNG")
-    values = np.random.default_rng(chance.randrange(2**32)).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    image = Image.fromarray(values)
-    if mode == "I;16":
-        image = Image.fromarray(values[..., 0].astype(np.uint16) << chance.randrange(9))
-    elif mode != "RGB":
-        image = image.convert(mode)
-    image.save(file, format=kind)
+    Image.new(mode, size, chance.randrange(2)).save(file, format="JPEG" if mode == "CMYK" else "PNG")
 
 
-FAULTS = [cut_short, damaged, gone, a_folder, a_broken_link, renamed, of_another, another_value, another_image]
+FAULTS = [damaged, gone, a_folder, a_broken_link, renamed, of_another, another_value, another_image]
 
 
 def mixture(made: dict[str, Path], folder: Path, chance: random.Random) -> list[str]:
@@ -116,14 +104,15 @@ def mixture(made: dict[str, Path], folder: Path, chance: random.Random) -> list[
     return said
 
 
-def content_of(folder: Path) -> dict[str, str]:
-    """A hash of each file, link and folder."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        is_file = path.is_file() and not path.is_symlink()
-        what = path.read_bytes() if is_file else os.readlink(path).encode() if path.is_symlink() else b""
-        found[str(path)] = hashlib.sha256(what).hexdigest()
-    return found
+def content_of(folder: Path) -> dict[str, object]:
+    """Of each file, link and folder."""
+
+    def content(path: Path) -> object:
+        if path.is_symlink():
+            return os.readlink(path)
+        return path.read_bytes() if path.is_file() else None
+
+    return {str(path): content(path) for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize("part", range(6))

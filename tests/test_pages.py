@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import itertools
+import os
 import re
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import nerfkit
-from nerfkit import config
+from nerfkit import config, jit
 from nerfkit.commands import options as cli
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.lens_models import MODELS
@@ -25,7 +26,8 @@ from nerfkit.data.readers.transforms.cameras_json import NAMED_MODELS
 from nerfkit.limits import OPS
 from scripts import bench_ops, bench_train, bench_viewer, counters, measure
 from tests import posed_captures as posed
-from tests.naming import assert_names
+from tests.naming import assert_names, raises_mentioning
+from tests.processes import ROOT, call_process
 
 PAGES = sorted([*Path("docs").rglob("*.md"), Path("README.md"), Path("CONTRIBUTING.md"), *Path("cuda").rglob("*.md")])
 by_page = pytest.mark.parametrize("page", PAGES, ids=str)
@@ -81,6 +83,30 @@ def test_the_site_builds(tmp_path: Path):
         names = set(importlib.import_module(package).__all__) - {"__version__", "nn", "ops"}
         assert not [name for name in names if f"{package}.{name}" not in page], package
         assert ".. math::" not in page
+
+
+@pytest.mark.slow
+def test_an_op_of_your_own_is_compiled_and_run(tmp_path: Path):
+    """Its files are written out as they stand."""
+    files = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", Path("docs/ops.md").read_text(), re.M | re.S)
+    for name, text in files:
+        (tmp_path / name).write_text(text)
+    variables = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TORCH_EXTENSIONS_DIR": str(tmp_path / "built")}
+    assert len(files) == 7
+    assert "all checks passed" in call_process("check.py", folder=tmp_path, env=os.environ | variables)
+
+
+@pytest.mark.slow
+def test_why_an_op_is_not_built_is_said(tmp_path: Path, monkeypatch):
+    """A lock that was left behind, and the compiler's error."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "lock").touch()
+    with raises_mentioning(jit.BuildError, tmp_path / "three" / "lock"):
+        jit.load("three", [])
+    (tmp_path / "broken.cpp").write_text("this is not C++")
+    with raises_mentioning(jit.BuildError, "broken", "error:"):
+        jit.load("broken", [tmp_path / "broken.cpp"])
 
 
 def without_blocks(page: Path) -> str:

@@ -16,7 +16,6 @@ from nerfkit.commands import train
 from nerfkit.errors import TrainingError
 from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.model.renderer import Renderer
-from nerfkit.training.evaluator import in_order
 from nerfkit.training.step import distributed
 from nerfkit.training.step.distributed import seed_step
 from nerfkit.training.step.losses import squared_error
@@ -247,10 +246,6 @@ def test_commands_share_the_work(options, tmp_path):
     kept = other.stat().st_mtime_ns
     assert forked(2, tmp_path, command(*render, both, "--resume")) == [0, 0]
     assert first.exists() and other.stat().st_mtime_ns == kept
-
-
-def test_views_that_were_dealt_out_are_in_order_again():
-    assert in_order([[0, 3, 6], [1, 4], [2, 5]]) == list(range(7))
 
 
 def test_what_all_find_wrong_is_said_once(options, tmp_path):

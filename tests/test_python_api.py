@@ -107,19 +107,6 @@ def test_terms_of_a_loss_are_added_and_logged_by_name(small_config):
     assert trainer.pop_stats()["loss"] == 0
 
 
-def test_a_loss_is_what_training_follows(small_config):
-    """Pulled to red, the model turns red: nothing else than the loss given counts."""
-    red = torch.tensor([1.0, 0, 0])
-
-    def to_red(rendering, batch):
-        return {"red": nerfkit.weighted_mean((rendering.color - red).square().mean(-1), batch.weight)}
-
-    trainer = make_trainer(small_config, loss_fn=to_red)
-    trainer.train()
-    color = trainer.model(trainer.views.draw(500).rays, torch.zeros(3)).color
-    assert color[:, 0].mean() > color[:, 1:].mean() + 0.2
-
-
 def test_a_loss_that_gives_no_terms_or_other_ones_each_step_is_named(small_config):
     for loss in (lambda r, b: r.color.mean(), lambda r, b: {}, lambda r, b: {"x": r.color}):
         with raises_mentioning(TypeError, "loss_fn", "dict"):

@@ -4,7 +4,6 @@ what they show; and that the training stays what it is."""
 
 import json
 import math
-import sys
 import time
 
 import imageio.v2 as imageio
@@ -17,7 +16,6 @@ from PIL import Image, ImageDraw
 from nerfkit import config as config_module
 from nerfkit.commands import train
 from nerfkit.data.load import load_scene
-from nerfkit.errors import UserError
 from nerfkit.metrics import ssim
 from nerfkit.parallel import SINGLE_PROCESS
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -28,7 +26,7 @@ from nerfkit.training.run.files import LOG, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching import Previews, ScoresOverTime, TensorBoard, places_passed, plot_training, shown_view
-from tests.naming import assert_names, raises_mentioning
+from tests.naming import assert_names
 from tests.processes import in_processes, run_main
 from tests.toy_scene import HEIGHT, WIDTH, write_scene
 from tests.trainers import make_trainer, state_of
@@ -191,13 +189,6 @@ def test_the_command_writes_them_all(options, tmp_path):
     assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
     assert run_main(train, *options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0") == 0
     assert not (run / "previews").exists() and read_scores(run) == []
-
-
-def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    nowhere = ["--config", "cpu", "--data.path", tmp_path / "nowhere"]
-    with raises_mentioning(UserError, "tensorboard", 'pip install "nerfkit[tensorboard]"'):
-        run_main(train, *nowhere, "--trainer.tensorboard", "true")
 
 
 def test_events_are_those_of_the_log_and_go_on(options, tmp_path):

@@ -20,7 +20,6 @@ from nerfkit.rendering.paths import pinholes
 from nerfkit.training.run.load import load_run
 
 if os.environ.get("REQUIRE_BROWSER") != "1":
-    pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
     pytest.importorskip("playwright", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
     if shutil.which("chromium") is None:
         pytest.skip("the viewer is not tested in a browser: chromium is not installed", allow_module_level=True)

@@ -15,17 +15,13 @@ from unittest.mock import AsyncMock, Mock
 import numpy as np
 import pytest
 
-if os.environ.get("REQUIRE_BROWSER") != "1":
-    pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
-
 from nerfkit.crop import Crop, read_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.paths import CameraPath, Keyframe
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.page import Page, ViewerOptions, bound
-from scripts.bench_viewer import FakeBrowser
-from tests.viewing import SIZE, Browser, at, controls_of, press, send_malformed, served, vanish, wait_for
+from tests.viewing import SIZE, Browser, FakeBrowser, at, controls_of, press, send_malformed, served, vanish, wait_for
 
 pytestmark, pytest_plugins = pytest.mark.slow, "tests.viewing"
 

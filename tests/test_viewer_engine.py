@@ -10,11 +10,9 @@ import pytest
 from nerfkit import config
 from nerfkit.commands import train, view
 from nerfkit.commands.options import train_options
-from nerfkit.errors import UserError
 from nerfkit.viewer.engine import FINE, FULL, MOVING, STILL_AFTER, Engine, Request
 from nerfkit.viewer.pacing import AWAITED, CHUNK_SECONDS, JOB, SHOWN, SMALLEST_CHUNK, Sharing
-from nerfkit.viewer.page import import_viser, own_names, policy, refusal
-from tests.processes import run_main
+from nerfkit.viewer.page import own_names, policy, refusal
 
 
 class Look(NamedTuple):
@@ -287,17 +285,6 @@ def test_a_flag_alone_turns_it_on_and_it_is_not_kept_with_the_run():
     options = train_options(["--viewer", "--viewer.port", "0", "--viewer.host", "0.0.0.0"])
     assert options.viewer.on and options.viewer.port == 0 and options.viewer.host == "0.0.0.0"
     assert "viewer" not in config.to_dict(options)
-
-
-def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "viser", None)
-    for command in (
-        import_viser,
-        lambda: run_main(view, str(tmp_path)),
-        lambda: run_main(train, "--config", "cpu", "--data.path", str(tmp_path), "--viewer"),
-    ):
-        with pytest.raises(UserError, match=r"viser.*pip install .nerfkit\[viewer\]"):
-            command()
 
 
 def test_the_package_is_not_imported_without_a_viewer(monkeypatch):

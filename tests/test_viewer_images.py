@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the viewer's images, videos and photos show, and a video that is asked for while a training goes on."""
 
-import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -13,9 +12,6 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-
-if os.environ.get("REQUIRE_BROWSER") != "1":
-    pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
 from nerfkit.crop import Crop
 from nerfkit.data.cameras.cameras import Cameras
@@ -35,11 +31,10 @@ from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import PathFiles, VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos
 from nerfkit.viewer.session import Session, State
-from scripts.bench_viewer import FakeBrowser
 from tests.camera_layouts import look_at
 from tests.naming import raises_mentioning
 from tests.posed_captures import LEFT, PINHOLE, capture_in, masks_in
-from tests.viewing import new_training, vanish, wait_for
+from tests.viewing import FakeBrowser, new_training, vanish, wait_for
 
 SIZE = (32, 24)
 
@@ -75,6 +70,14 @@ def video(session) -> VideoControls:
     return VideoControls(MagicMock(), session.state, panel)
 
 
+def sent(session: Session, video: VideoControls, *here: frames.Viewpoint) -> tuple[str, bytes]:
+    """Name and content of the video, or of the image of a viewpoint, that the browser gets."""
+    video._start(session, *here)
+    while session.state.engine.jobs:
+        session.state.engine.step()
+    return session.client.send_file_download.call_args.args
+
+
 def pose_of(eye, target) -> np.ndarray:
     return look_at(np.array([eye], dtype=np.float64), np.array([target], dtype=np.float64))[0]
 
@@ -96,10 +99,7 @@ def test_a_video_shows_the_crop_alone(session, video):
     means = []
     for crop in (None, Crop((-0.8,) * 3, (0.8,) * 3), Crop((5.0,) * 3, (6.0,) * 3)):
         session.state.crop = crop
-        video._start(session)
-        while session.state.engine.jobs:
-            session.state.engine.step()
-        name, content = session.client.send_file_download.call_args.args
+        name, content = sent(session, video)
         (frame,) = imageio.imread(content, extension=".mp4")
         assert name.endswith(".mp4") and frame.shape == (SIZE[1], SIZE[0], 3)
         means.append(frame.mean())
@@ -112,10 +112,7 @@ def test_an_image_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown, 
     session.look = replace(session.look, output=output, split=0.5)
     video.panel.path.size = (50, 30)
     here = frames.viewpoint((1.0, 0, 0, 0), (0.0, 0, -2.5), 0.7)
-    video._start(session, here)
-    while session.state.engine.jobs:
-        session.state.engine.step()
-    name, content = session.client.send_file_download.call_args.args
+    name, content = sent(session, video, here)
     frame = frames.ModelFrame(shown, here, 50, 30, session.shown_look())
     frame.render(0, frame.n_rays)
     assert name == f"still_{output}.png" and np.array_equal(imageio.imread(content), frame.finish())

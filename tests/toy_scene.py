@@ -73,7 +73,7 @@ def trace_directions(pose: np.ndarray, local: np.ndarray) -> np.ndarray:
         b = directions @ offset
         under_root = b * b - offset @ offset + radius**2
         t = -b - np.sqrt(np.maximum(under_root, 0))
-        hit = (under_root > 0) & (t < nearest)
+        hit = (under_root > 0) & (t > 0) & (t < nearest)
         normal = (pose[:3, 3] + t[..., None] * directions - center) / radius
         shade = 0.6 + 0.4 * normal[..., 2:]
         image[hit] = np.concatenate([color * shade, np.ones_like(shade)], axis=-1)[hit]

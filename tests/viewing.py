@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
@@ -15,6 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+if os.environ.get("REQUIRE_BROWSER") != "1":
+    pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
+
 from msgspec.msgpack import encode as msgpack
 from websockets.exceptions import ConnectionClosed
 

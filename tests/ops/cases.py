@@ -54,6 +54,13 @@ class Case:
                 values[place] = value.to(device)
         return values
 
+    def with_gradients(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list:
+        """The same, of which the differentiable ones require a gradient."""
+        arguments = self.arguments(dtype, device)
+        for tensor in self.tensors(arguments):
+            tensor.requires_grad_()
+        return arguments
+
     def widened(self, arguments: list) -> list:
         """`arguments` on the CPU and in float64, as far as they may be."""
         wide = list(arguments)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,12 +55,6 @@ def on_backends(cases: list[Case], params=backend_params) -> pytest.MarkDecorato
     )
 
 
-def drawn_backends(op: str) -> st.SearchStrategy[tuple[str, str]]:
-    """For property tests: a (backend, device) of those that are built and can run here."""
-    pairs = [p.values for p in backend_params(op) if p.values[1] == "cpu" or torch.cuda.is_available()]
-    return st.sampled_from([tuple(pair) for pair in pairs])
-
-
 def has_kernel(case: Case, backend: str, dtype: torch.dtype) -> bool:
     """Whether `backend` takes the case in `dtype`, by what is written here and not by what the op says of it."""
     return backend != "cuda" or case.op not in NO_KERNEL or (dtype in HALF and case.name not in NO_KERNEL[case.op])
@@ -97,9 +90,9 @@ def as_tuple(result: Tensor | tuple) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
-def forward_and_backward(case: Case, arguments: list) -> list[Tensor]:
+def forward_and_backward(case: Case, arguments: list, function: Callable | None = None) -> list[Tensor]:
     inputs = case.tensors(arguments)
-    outputs = as_tuple(case.function(*arguments))
+    outputs = as_tuple((function or case.function)(*arguments))
     smooth = [x for x in outputs if x.is_floating_point()]
     gradients = torch.autograd.grad([x.sum() for x in smooth], inputs) if inputs else []
     return [x.detach() for x in (*outputs, *gradients)]

@@ -208,47 +208,6 @@ def composite(density, rgb, t_starts, t_ends, ray_offsets, background):
     return color, opacity, depth, weights
 
 
-def render_rays(
-    origins, directions, occupancy, box, table, resolutions, max_entries, density_net, color_net, hidden, background,
-    threshold, step, near, far, t_edges, conv_weight, conv_bias, lltm_weight, lltm_bias, early_stop, density_bias,
-):  # fmt: skip
-    t_starts, t_ends, ray_offsets = march(origins, directions, occupancy, box, step, near, far, None, t_edges=t_edges)
-    out = []
-    for r, ray in enumerate(rays_of(ray_offsets)):
-        t, light, kept = (t_starts[ray] + t_ends[ray]) / 2, 1.0, []
-        positions = origins[r] + directions[r] * t[:, None]
-        if t_edges is None:
-            points = (positions - box[0]) / (box[1] - box[0])
-        else:
-            points = np.array([(contract(x, box) + 2) / 4 for x in positions]).reshape(-1, 3)
-        (features,) = grid_encode(points, table, resolutions, max_entries)
-        (geometry,) = mlp(density_net, (features.shape[1], hidden, 16), features)
-        density = np.exp(geometry[:, 0] + density_bias)
-        for i, n in enumerate(ray):
-            if light <= early_stop:
-                break
-            alpha = 1 - math.exp(-density[i] * (t_ends[n] - t_starts[n]))
-            kept += [i] * int(alpha >= threshold)
-            light *= 1 - alpha
-        features, starts, ends, whole = features[kept], t_starts[ray][kept], t_ends[ray][kept], (0, len(kept))
-        inputs = [geometry[kept], spherical_harmonics(directions[r : r + 1])[0].repeat(len(kept), 0)]
-        if conv_weight is not None:
-            (features,) = depthwise_conv1d(features, conv_weight, conv_bias, whole, 1, conv_weight.shape[1] // 2, 1)
-            inputs.append(features)
-        if lltm_weight is not None:
-            inputs.append(lltm(features, whole, lltm_weight, lltm_bias, np.zeros((1, 16)), np.zeros((1, 16)))[0])
-        (rgb,) = mlp(color_net, (sum(x.shape[1] for x in inputs), hidden, hidden, 3), *inputs)
-        behind = background if background.ndim == 1 else background[r : r + 1]
-        color, opacity, depth, weights = composite(density[kept], 1 / (1 + np.exp(-rgb)), starts, ends, whole, behind)
-        median, light = 0.0, 1.0
-        for weight, start, end in zip(weights, starts, ends, strict=True):
-            if light > 0.5 >= light - weight:
-                median = start + (end - start) * math.log(light / 0.5) / math.log(light / (light - weight))
-            light -= weight
-        out.append((color[0], opacity[0], depth[0], median))
-    return tuple(np.array(x) for x in zip(*out, strict=True))
-
-
 def distortion(weights, t_starts, t_ends, ray_offsets, near, far, linear):
     def g(t):
         return t / linear if t < linear else 1 + math.log(t / linear)

@@ -28,12 +28,11 @@ def test_op_is_complete(op: str):
     contract = inspect.getdoc(getattr(ops, op))
     assert not [part for part in CONTRACT if part not in contract]
     assert re.search("[Dd]ifferentiable", contract)
-    assert hasattr(naive, op)
     assert op in GOOD and op in {bad[0] for bad in (*WRONG_SHAPE, *WRONG_TYPE)}
-    if op in GPU_ONLY:  # what draws its sizes is a file of its own
+    if op in GPU_ONLY:  # what draws its sizes, and holds it to the chain of the others, is a file of its own
         assert (ROOT / "tests" / "ops" / f"test_{op}.py").exists()
         return
-    assert len(cases(op)) >= 3
+    assert hasattr(naive, op) and len(cases(op)) >= 3
     assert op in DRAWN
     assert any(0 in [len(a) for a in case.arguments() if hasattr(a, "shape") and a.dim()] for case in cases(op))
 

@@ -11,7 +11,6 @@ from tests.ops.harness import fused_params
 
 every_fused = pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
 both_layouts = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["NCHW", "NHWC"])
-needs_cpp = pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="needs the C++ ops")
 
 # Sizes on both sides of what kernels take at once (4, 8, 16 or 32 channels, 1, 4, 8 or 1024 columns, 16 rows, 9 taps,
 # strips of rows and images), and every way to leave the fast ones: even kernels, strides, dilation, odd rows.
@@ -102,20 +101,6 @@ def test_gradients_one_after_another(kernel, backend, device):
         for grad, got in zip(grads, in_a_row, strict=True):
             alone = [x.cpu() for x in torch.autograd.grad(out, inputs, grad, retain_graph=True)]
             assert all(torch.equal(a.cpu(), b) for a, b in zip(got, alone, strict=True))
-
-
-@needs_cpp
-@both_layouts
-@pytest.mark.parametrize("stride", [1, 2])
-def test_the_number_of_threads_changes_no_bit(stride, layout):
-    inputs, threads, found = draw((2, 20, 39, 41), (3, 3), torch.float32, layout, "cpu"), torch.get_num_threads(), []
-    try:
-        for n in (1, 3):
-            torch.set_num_threads(n)
-            found.append(results("cpp", inputs, {"padding": 1, "stride": stride}))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("backend, device", fused_params("depthwise_conv1d"))

@@ -3,17 +3,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nerfkit import ops
 from nerfkit.contraction import exponential_edges
 from nerfkit.ops import march
 from nerfkit.ops.packed import truncate_offsets
 from tests.naming import raises_mentioning
-from tests.ops import naive
 from tests.ops.cases import cases, unit_vectors
-from tests.ops.harness import backend_params, drawn_backends, dtype_name, fused_params
+from tests.ops.harness import backend_params, dtype_name, fused_params
 
 every_backend = pytest.mark.parametrize("backend, device", backend_params("march"))
 every_fused = pytest.mark.parametrize("backend, device", fused_params("march"))
@@ -27,25 +24,6 @@ def march_on(backend: str, device: str, *inputs, **options) -> tuple[torch.Tenso
     options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
     with ops.backend(backend):
         return tuple(x.cpu() for x in march(*moved, **options))
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    cells=st.tuples(*[st.integers(1, 13)] * 3), step=st.floats(0.02, 1.5), seed=st.integers(0, 999),
-    filled=st.floats(0.02, 0.9), near=st.floats(0, 2), length=st.floats(0.1, 5), backend=drawn_backends("march"),
-)  # fmt: skip
-def test_equals_brute_force(cells, step, seed, filled, near, length, backend):
-    """No occupied cell is skipped by the coarse look, whatever the shapes of box, cells and step."""
-    torch.manual_seed(seed)
-    box = torch.stack([-torch.rand(3), torch.rand(3) * 2]).double() + 0.01 * torch.tensor([[-1.0], [1.0]])
-    directions = unit_vectors(7)
-    directions[0] = torch.tensor([0.0, -1.0, 0.0])
-    origins, jitter = torch.randn(7, 3).double(), torch.rand(7).double()
-    inputs = origins, directions, torch.rand(cells) < filled, box, step, near, near + length, jitter
-    got = march_on(*backend, *inputs)
-    wanted = naive.march(*(x.numpy() if isinstance(x, torch.Tensor) else x for x in inputs))
-    assert got[2].tolist() == wanted[2].tolist()
-    torch.testing.assert_close(got[0], torch.from_numpy(wanted[0]), rtol=1e-9, atol=1e-9)
 
 
 @every_backend

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in one kernel: its definition is a chain of ops, and the kernel of a GPU gives the same pictures."""
+"""Images in one kernel: its definition is what the model does, and the kernel of a GPU gives the same pictures."""
 
 import math
 import random
@@ -23,8 +23,6 @@ from nerfkit.ops.grid_encode import level_entries
 from nerfkit.ops.render_rays import N_GEOMETRY, N_STATE, why_no_kernel
 from nerfkit.rendering.image_renderer import ImageRenderer
 from tests.naming import raises_mentioning
-from tests.ops import naive
-from tests.ops.harness import assert_close
 
 CHAIN = {"render_rays": "torch"}
 
@@ -89,28 +87,6 @@ def on_gpu(arguments: dict) -> dict:
     half = ("table", "density_net", "color_net", "conv_weight", "conv_bias", "lltm_weight", "lltm_bias")
     moved = {name: x.cuda() if isinstance(x, Tensor) else x for name, x in arguments.items()}
     return {name: x.half() if name in half else x for name, x in moved.items()}
-
-
-@pytest.mark.parametrize("contracted", [False, True])
-@pytest.mark.parametrize("taps, has_lltm", [(3, True), (5, False), (0, True), (0, False)])
-def test_the_definition_does_what_its_equations_say(taps: int, has_lltm: bool, contracted: bool):
-    torch.manual_seed(taps)
-    sizes = {"n_rays": 5, "levels": 3, "hidden": 8, "step": 0.3 if not contracted else 0.2, "density_bias": 0.5}
-    arguments = field(taps=taps, has_lltm=has_lltm, contracted=contracted, **sizes)
-    defaults = {"near": 0.0, "far": math.inf, "early_stop_transmittance": 1e-3} | dict.fromkeys(
-        ("t_edges", "conv_weight", "conv_bias", "lltm_weight", "lltm_bias")
-    )
-    order = (
-        "origins", "directions", "occupancy", "box", "table", "resolutions", "max_entries", "density_net", "color_net",
-        "hidden", "background", "threshold", "step", "near", "far", "t_edges", "conv_weight", "conv_bias",
-        "lltm_weight", "lltm_bias", "early_stop_transmittance", "density_bias",
-    )  # fmt: skip
-    values = [(defaults | arguments)[name] for name in order]
-    numbers = [x.double().numpy() if isinstance(x, Tensor) and x.is_floating_point() else x for x in values]
-    numbers[2] = numbers[2].numpy()
-    results = ops.render_rays(*values), naive.render_rays(*numbers)
-    for what, got, wanted in zip(("color", "opacity", "depth", "median"), *results, strict=True):
-        assert_close(got, torch.from_numpy(wanted), what)
 
 
 def test_rays_without_samples_have_the_background():

@@ -16,7 +16,6 @@ from nerfkit.limits import GPU_ONLY
 from nerfkit.ops import dispatch
 from tests.naming import assert_names
 from tests.package.conftest import ROOT, build_wheel, run
-from tests.test_add_an_op import BLOCK
 from tests.toy_scene import write_scene
 
 pytestmark = pytest.mark.slow
@@ -94,16 +93,6 @@ def test_an_installation_has_every_fused_op_and_trains_and_renders(installed, tm
     installed.run("nerfkit", "render", "run", "--frames", "2", "--size", "9", "7", folder=tmp_path)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert {"0000.png", "0001.png"} <= {file.name for file in (tmp_path / "run" / "render" / "orbit").iterdir()}
-
-
-@pytest.mark.long
-def test_an_installation_builds_ones_own_op(installed, tmp_path: Path):
-    if not shutil.which("ninja"):
-        pytest.skip("needs ninja")
-    for block in BLOCK.finditer((ROOT / "docs" / "ops.md").read_text()):
-        (tmp_path / block["name"]).write_text(block["text"])
-    said = installed.run("python", "check.py", folder=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "built"))
-    assert "all checks passed" in said
 
 
 @pytest.mark.skipif(not all(map(shutil.which, ("nm", "c++filt", "readelf"))), reason="needs nm, c++filt and readelf")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """setup.py compiles only what changed, builds what it can, and says what was built, which `nerfkit doctor` repeats with
-what it was made for and which GPUs it ran on; what `make` installs.
+what it was made for and which GPUs it ran on.
 
 It reads its variables strictly: a word that it does not know is an error, not another build.
 """
@@ -23,7 +23,7 @@ from nerfkit import ops
 from nerfkit.commands import doctor
 from nerfkit.ops import native
 from tests.naming import assert_names, raises_mentioning
-from tests.package.conftest import ROOT, run
+from tests.package.conftest import ROOT
 
 VARIABLES = "NERFKIT_NATIVE NERFKIT_CUDA NERFKIT_TORCH_DIR TORCH_CUDA_ARCH_LIST CUDA_HOME CXX".split()
 
@@ -267,33 +267,3 @@ def test_every_gpu_is_named_and_one_that_fails_is_a_verdict(monkeypatch, fails: 
     for index, line in enumerate(lines):
         assert_names(line, f"cuda:{index}", f"Card {index}")
         assert ("no kernel image" in line) == (f"cuda:{index}" in fails)
-
-
-# Stands in for python3: says which venv was asked for, makes none, installs nothing.
-FAKE = """#!{real}
-import os, sys
-arguments = sys.argv[1:]
-if arguments[0] == "-c":
-    sys.prefix, sys.base_prefix = "/base", {base!r}
-    exec(arguments[1])
-elif arguments[:2] == ["-m", "venv"]:
-    print("venv", arguments[2:-1])
-    os.makedirs(arguments[-1] + "/bin")
-    os.symlink(os.path.abspath(__file__), arguments[-1] + "/bin/python")
-else:
-    print("asked for", arguments)
-"""
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
-@pytest.mark.parametrize("base", ["/base", "/another"])
-@pytest.mark.slow
-def test_only_the_torch_of_a_base_interpreter_is_used(tmp_path, base: str):
-    """A venv on top of an activated venv would not see that one's torch."""
-    python, venv = tmp_path / "python3", tmp_path / "venv"
-    python.write_text(FAKE.format(real=sys.executable, base=base))
-    python.chmod(0o755)
-    (tmp_path / "torch.py").write_text('__version__ = "2.13.0"\n')
-    made = run("make", f"PYTHON={python}", f"VENV={venv}", f"{venv}/ready", folder=ROOT)
-    assert ("venv ['--system-site-packages']" in made) == (base == "/base")
-    assert ("'torch==" in made) == (base != "/base")
