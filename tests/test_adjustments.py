@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Light and pose of each training view: when they are, what they are, that they are trained, saved and reported."""
 
+import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,11 +198,15 @@ def test_a_model_without_gradients_in_the_rays_is_named(small_config):
 # ---- light that changes from image to image is noticed
 
 
-def room(folder: Path, stops: float = 0.0, colors: float = 0.0) -> Scene:
+def room(folder: Path, stops: float = 0.0, colors: float = 0.0, masked: bool = False) -> Scene:
     """The shipped room with half of its images brighter or darker by `stops`, and all between warmer and colder."""
     needs_images_of(ROOT / "data" / "room" / "images")
     (folder / "images").mkdir()
-    shutil.copy(ROOT / "data" / "room" / "transforms.json", folder)
+    content = json.loads((ROOT / "data" / "room" / "transforms.json").read_text())
+    for frame in content["frames"] if masked else ():
+        frame["mask_path"] = "mask.png"
+    (folder / "transforms.json").write_text(json.dumps(content))
+    Image.fromarray(np.pad(np.full((130, 240), 255, np.uint8), ((0, 30), (0, 0)))).save(folder / "mask.png")
     draw = np.random.default_rng(0)
     for file in sorted((ROOT / "data" / "room" / "images").iterdir()):
         gains = stops * draw.choice([-1, 0, 0, 1]) + colors * draw.choice([-1, 1]) * np.array([1, 0, -1])
@@ -211,7 +215,7 @@ def room(folder: Path, stops: float = 0.0, colors: float = 0.0) -> Scene:
     return load_scene(str(folder))
 
 
-@pytest.mark.parametrize("how", [{"stops": 0.7}, {"colors": 0.35}])
+@pytest.mark.parametrize("how", [{"stops": 0.7}, {"colors": 0.35}, {"stops": 0.7, "masked": True}])
 def test_changing_light_is_noticed(tmp_path, how):
     """An option that is given stays as it is."""
     scene = room(tmp_path, **how)

@@ -7,13 +7,15 @@ Letters: V views, P patches of a view.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.data.scene_transform.rig import evenly
 
-SIDE, PATCH = 96, 9  # pixels of an image as it is compared, and of a patch, both ways
+SIDE, PATCH = 96, 9  # pixels of the shorter side of an image as it is compared, and of a patch, both ways
 SOME, NEAR, ASKED = 12, 3, 400  # views, with so many near each; patches of a view that are looked for in those
 ALIKE, TEXTURE = 0.9, 0.15  # correlation of two patches; deviation of one [stops]
 DARK, BRIGHT = 0.03, 0.97  # levels beyond which an image is cut off
@@ -23,10 +25,10 @@ MOST = 0.75  # of the views differ less than `difference`
 CHANGES = 0.3  # stops; steady photographs: 0.02 to 0.14, metal and what turns in its light: 0.2
 
 
-def difference(images: Tensor, counts: Tensor, neighbours: list[list[int]]) -> float:
-    """By how many stops images [V, 3, H, W] in [0, 1] differ from their neighbours in brightness, or in red or blue
-    against green; most of them by less. 0 where nothing tells. Of pixels `counts` [V, H, W] bool tells which do, each
-    of the neighbours is a view and those beside it."""
+def difference(images: Sequence[Tensor], counts: Sequence[Tensor], neighbours: list[list[int]]) -> float:
+    """By how many stops V images [3, H, W] in [0, 1] differ from their neighbours in brightness, or in red or blue
+    against green; most of them by less. 0 where nothing tells. Of pixels `counts` [H, W] bool tells which do, each of
+    the neighbours is a view and those beside it."""
     patches = [_patches(image, ok) for image, ok in zip(images, counts, strict=True)]
     differ = []
     for view, *near in neighbours:
@@ -59,6 +61,8 @@ def neighbours(poses: Tensor, some: int = SOME, near: int = NEAR) -> list[list[i
 def _patches(image: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Patterns [P, PATCH**2] of length 1 and mean levels [P, 3] in stops, of the patches that tell."""
     stops = GAMMA * image.clamp(DARK, BRIGHT).log2()
+    if min(counts.shape) < PATCH:
+        return torch.zeros(0, PATCH**2), torch.zeros(0, 3)
     brightest = image.amax(0)
     usable = (counts & (brightest > DARK) & (brightest < BRIGHT)).float()
     whole = F.avg_pool2d(usable[None], PATCH, 1).flatten() > 0.999

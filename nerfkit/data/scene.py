@@ -171,24 +171,24 @@ class Scene:
         views = self.views.get("train")
         if views is None or not views.files:
             return False
-        side = min(light.SIDE, *map(min, views.cameras.sizes()))
-        if side < light.PATCH:
-            return False
         groups = light.neighbours(views.cameras.camera_to_world)
         compared = sorted({view for group in groups for view in group})
         groups = [[compared.index(view) for view in group] for group in groups]
         views = views[compared]
+        sizes = torch.tensor(views.cameras.sizes())  # [V, 2]
+        shorter = sizes.amin(1, keepdim=True)
+        small = (sizes * shorter.clamp(max=light.SIDE) / shorter).round().long()
         places = torch.ones(len(compared), 2)  # nobody asks where their rays go
-        small = replace(views, cameras=Cameras(views.cameras.camera_to_world, places, places, side, side))
+        cameras = Cameras(views.cameras.camera_to_world, places, places, *small.T)
         try:
-            pool = small.load()
+            pool = replace(views, cameras=cameras).load()
         except SceneError:  # whoever loads all says it
             return False
-        pixels = pool.pixels.unflatten(0, (-1, side, side)).movedim(-1, 1)  # [V, 3 or 4, side, side]
-        counts = pixels[:, 3] >= OPAQUE if pixels.shape[1] == 4 else torch.ones_like(pixels[:, 0], dtype=torch.bool)
+        images = [pool.image(view).movedim(-1, 0) for view in range(len(compared))]  # [3 or 4, H, W]
+        counts = [image[3] >= OPAQUE if len(image) == 4 else torch.ones_like(image[0]) > 0 for image in images]
         if pool.ignored is not None:
-            counts &= ~pool.ignored.view_as(counts)
-        return light.difference(pixels[:, :3] / 255, counts, groups) > light.CHANGES
+            counts = [some & ~pool.mask(view) for view, some in enumerate(counts)]
+        return light.difference([image[:3] / 255 for image in images], counts, groups) > light.CHANGES
 
     @property
     def has_depth(self) -> bool:
