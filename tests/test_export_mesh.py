@@ -207,7 +207,7 @@ def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
     inner = frame().to_model(exported(run, tmp_path / "inner.ply", "--from", "density")["vertices"])
     assert np.abs(inner).max() < 0.32 and len(inner) > 100
     said = capsys.readouterr().out
-    assert "inner cube" in said and "--crop" in said and "; left out: " in said
+    assert "data.box" in said and "--crop" in said and "; left out: " in said
     crop = ("--frame", "model", "--crop", -0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     whole = exported(run, tmp_path / "whole.ply", "--from", "density", *crop)["vertices"] - CENTER
     assert "inner cube" not in capsys.readouterr().out
