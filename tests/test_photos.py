@@ -144,7 +144,7 @@ def test_poses_of_a_run_are_never_found_anew(tmp_path, registers, capsys, monkey
 def test_inspection_says_what_would_be_done_and_looks_for_poses_only_where_a_folder_is_named(
     tmp_path, registers, capsys, monkeypatch
 ):
-    monkeypatch.setattr("nerfkit.commands.inspect.find_spec", lambda name: True)  # `registers` stands for pycolmap
+    monkeypatch.setattr(inspect, "find_spec", lambda name: True)  # `registers` stands for pycolmap
     capture_in(photos := tmp_path / "my photos", [PINHOLE] * 3)
     (film := tmp_path / "film.mp4").write_bytes(b"not read yet")
     before = sorted(tmp_path.rglob("*"))

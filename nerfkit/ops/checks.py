@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every op does first: inputs are cast as under autocast, then checked, once a call.
 
-Under `torch.autocast` the ops of IN_AUTOCAST_DTYPE have all floating inputs in its dtype, as F.conv2d; march,
-count_visible, compact_samples, composite and distortion in float32, for distances and long sums; grid_encode, trilinear
-and spherical_harmonics have points and directions in float32, grid_encode its table in autocast's dtype, and that one's
-gradient in its own. lazy_adam and render_rays cast nothing, and no op float64. Else mixed dtypes are an error.
+What `torch.autocast` does; without it, mixed dtypes are an error, and float64 is never cast:
+
+| ops | under autocast |
+|---|---|
+| depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm, mlp | all floating inputs in the autocast dtype, as F.conv2d |
+| march, count_visible, compact_samples, composite, distortion | all floating inputs in float32: distances, long sums |
+| spherical_harmonics | half directions in float32; the result in the requested dtype |
+| grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
+| trilinear | features unchanged; half points in float32 |
+| lazy_adam, render_rays | all unchanged |
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ Shape = tuple[int | str, ...]
 
 
 def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`tensors` cast for `op` as said above; unchanged where autocast is off, and what is none, for `check`."""
+    """`tensors` cast for `op` by the table above; unchanged where autocast is off, and what is none, for `check`."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else None
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return tensors

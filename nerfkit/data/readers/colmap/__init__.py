@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens import Lens, lens_at
 from nerfkit.data.capture import (
     Capture,
     Note,
@@ -191,10 +191,7 @@ def _lenses(folder: Path, form: str) -> dict[int, Lens]:
     for where, camera_id, lens in FORMS[form].cameras(folder / f"cameras{form}"):
         if camera_id in lenses:
             raise SceneError(f"{where}: camera id {camera_id} is there twice")
-        try:
-            lenses[camera_id] = Lens(*lens)
-        except SceneError as error:
-            raise SceneError(f"{where}: {error}") from None
+        lenses[camera_id] = lens_at(where, *lens)
     return lenses
 
 
