@@ -84,16 +84,15 @@ NINJA = shutil.which("ninja", path=os.pathsep.join([sysconfig.get_path("scripts"
 
 def cuda_home() -> Path:
     """Folder of the toolkit. nvcc on PATH may be a wrapper script, so it is asked."""
-    answer = answer_of(NVCC, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull)
-    top = re.search(r"^#\$ TOP=(.*)$", answer, re.M)
+    top = re.search(r"^#\$ TOP=(.*)$", answer_of(NVCC, *"--dryrun -x cu -c /dev/null -o /dev/null".split()), re.M)
     return Path(top[1] if top else Path(NVCC).resolve().parent.parent).resolve()
 
 
 def architectures() -> list[str]:
     """Compute capabilities: as asked, else those of the GPUs here, else all that nvcc knows, with PTX of the newest."""
     asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").replace(",", " ").split()
-    query = "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"
-    if found := asked or re.findall(r"^\d+\.\d$", answer_of(*query), re.M):
+    here = answer_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    if found := asked or re.findall(r"^\d+\.\d$", here, re.M):
         return sorted(set(found))
     answer = answer_of(NVCC, "--list-gpu-arch").split()
     known = [name for name in ARCHITECTURES if f"compute_{name.replace('.', '')}" in answer] or ARCHITECTURES
@@ -236,8 +235,7 @@ class BuildLibraries(build_ext):
 
 
 class BuildPython(build_py):
-    """Ships what has its one place elsewhere in a checkout: presets, the demo's scene, and headers for ops of one's
-    own."""
+    """Ships what has its one place elsewhere in a checkout: presets, the demo's scene, headers for ops of others."""
 
     def run(self) -> None:
         super().run()
