@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that nobody makes on purpose: two formats in one, a fault in each of two files.
+"""Folders that nobody makes on purpose: a damaged file, two formats in one, a fault in each of two files.
 
 Whatever is in them, a command ends by itself, with its exit status and a line or a verdict, and changes no file of the
 user's. EXAMPLES=1000 tries as many.
@@ -9,13 +9,16 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.captures import mutated, with_another_value
+from nerfkit.data.load import load_capture
+from tests.camera_layouts import cloud
+from tests.captures import is_read, mutated, with_another_value
 from tests.posed_captures import LEFT, PINHOLE, SMALL, WIDE, WRITERS, capture_in, masks_in
 from tests.processes import ended
 
@@ -28,13 +31,36 @@ def made(tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for name, write in WRITERS.items():
         folders[name] = tmp_path_factory.mktemp("made") / "toy"
-        write(folders[name], capture_in(folders[name], [WIDE if name == "nerfstudio" else PINHOLE] * 18))
+        capture = capture_in(folders[name], [WIDE if name == "nerfstudio" else PINHOLE] * 18)
+        write(folders[name], replace(capture, points=cloud((0, 0, 0), 0.3, 18, n=20)))
         if (folders[name] / "images").is_dir():
             masks_in(folders[name], LEFT)
     return folders
 
 
-# ---- faults of a file
+@pytest.mark.parametrize("format", WRITERS)
+def test_a_damaged_file_is_read_or_refused_in_a_line(format: str, made, tmp_path):
+    """Cut at any length, with some bytes changed, or with another value in JSON."""
+    folder, generator = Path(shutil.copytree(made[format], tmp_path / "it")), np.random.default_rng(0)
+    read, results = lambda _: load_capture(str(folder), of_run=True), set()
+    assert is_read(read, folder)
+    for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix != ".png")[:5]:
+        content = file.read_bytes()
+        for part in range(10):
+            file.write_bytes(content[: part * len(content) // 10])
+            assert not (is_read(read, folder) and file.suffix == ".bin"), "a binary file that is cut is an error"
+        for _ in range(20):
+            file.write_bytes(mutated(content, generator))
+            results.add(is_read(read, folder))
+            if file.suffix == ".json":
+                with_another_value(changed := json.loads(content), generator)
+                file.write_text(json.dumps(changed))
+                results.add(is_read(read, folder))
+        file.write_bytes(content)
+    assert results == {True, False}, "both happen among them"
+
+
+# ---- faults of two
 
 
 def damaged(file: Path, chance: random.Random) -> None:

@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +12,17 @@ from PIL import Image
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
+from nerfkit.data.ply import write_points
 from nerfkit.data.readers.transforms import read, read_synthetic
 from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import SceneError
 from tests.camera_layouts import grid, look_at, ring
-from tests.captures import check_refused, is_read, mutated, with_another_value
+from tests.captures import check_refused
 from tests.naming import assert_names
 from tests.posed_captures import poses
 from tests.test_scene import EYE
-from tests.toy_scene import write_scene
+from tests.toy_scene import change, write_scene
 
-XYZ = b"property float x\nproperty float y\nproperty float z\n"
-PLY = b"ply\nformat ascii 1.0\nelement vertex 1\n" + XYZ + b"end_header\n1 2 3\n"
 SIZE = {"w": 40, "h": 30}
 FOCAL = {"fl_x": 50.0, "fl_y": 51.0, "cx": 19.5, "cy": 15.5}
 MAIN = "transforms.json"
@@ -40,10 +40,6 @@ def content_of(of: int | np.ndarray = 3, **values) -> dict:
 def put(folder: Path, content: dict, name: str = MAIN) -> Path:
     (folder / name).write_text(json.dumps(content))
     return folder
-
-
-def content_in(folder: Path, name: str) -> dict:
-    return json.loads((folder / name).read_text())
 
 
 def save_image(file: Path, size=(40, 30)) -> None:
@@ -68,12 +64,11 @@ def frame_of(content: dict, index: int = 0, **values) -> dict:
 )
 def test_dialects(tmp_path, values: dict, of_frame: dict, program: str, named: str):
     content = frame_of(content_of(**values), 2, **of_frame)
-    capture = read(put(tmp_path, content))
-    assert capture.format == "transforms" and capture.name == tmp_path.name
-    assert any(program in note.text and named in note.text for note in capture.notes)
-    assert not any("not used" in note.text for note in capture.notes), "what others write is known"
-    capture = read(put(tmp_path, frame_of(content | {"width": 5}, 1, exposure=2)))
-    assert any("exposure, width" in note.text for note in capture.notes)
+    notes = read(put(tmp_path, content)).notes
+    assert any(program in note.text and named in note.text for note in notes)
+    assert not any("not used" in note.text for note in notes), "what others write is known"
+    notes = read(put(tmp_path, frame_of(content | {"width": 5}, 1, exposure=2))).notes
+    assert any("exposure, width" in note.text for note in notes)
 
 
 def test_names_are_sorted_as_text_and_extensions_found(tmp_path):
@@ -137,45 +132,37 @@ def test_up(tmp_path):
     assert read(put(tmp_path, content_of(aabb_scale=1, up=[0, 3, 4]))).up == pytest.approx((0, 0.6, 0.8))
 
 
-def test_points(tmp_path):
-    capture = read(put(tmp_path, content_of(ply_file_path="sparse.ply")))
-    assert capture.points is None and any("sparse.ply" in note.text for note in capture.notes)
-    (tmp_path / "sparse.ply").write_bytes(PLY)
-    assert read(tmp_path).points.positions.tolist() == [[1, 2, 3]]
-
-
 def test_splits_of_synthetic_files_that_share_images(tmp_path):
     folder = write_scene(tmp_path, counts={"train": 3, "test": 2})
     (folder / "transforms_val.json").write_bytes((folder / "transforms_test.json").read_bytes())
     capture = read_synthetic(folder)
     assert capture.splits["val"] == capture.splits["test"] and len(capture.images) == 5
-    put(folder, content_in(folder, "transforms_val.json") | {"camera_angle_x": 0.5}, "transforms_val.json")
+    change(folder, lambda c: c.update(camera_angle_x=0.5), "transforms_val.json")
     check_refused(read_synthetic, folder, "transforms_val.json")
     (folder / "transforms_val.json").write_bytes((folder / "transforms_train.json").read_bytes())
     check_refused(read_synthetic, folder, "transforms_val.json", "transforms_train.json", "r_0")
 
 
-def axes_note(folder: Path, content: dict) -> str:
-    return " ".join(str(note) for note in read(put(folder, content)).notes if "OpenCV axes" in note.text)
+def note(folder: Path, what: str, of: int | np.ndarray, **values) -> str:
+    notes = read(put(folder, content_of(of, **values))).notes
+    return " ".join(str(note) for note in notes if what in note.text)
 
 
 def test_poses_in_opencv_axes(tmp_path):
+    axes_note = partial(note, tmp_path, "OpenCV axes")
     for poses_of_others in (40, grid()):
-        assert axes_note(tmp_path, content_of(poses_of_others, aabb_scale=1)) == ""
+        assert axes_note(poses_of_others, aabb_scale=1) == ""
     turned = poses(40) @ TURNED
-    assert_names(axes_note(tmp_path, content_of(turned)), "warning: ", "outwards")  # without an up, it may be so
+    assert_names(axes_note(turned), "warning: ", "outwards")  # without an up, it may be so
     for values in ({"aabb_scale": 1}, {"camera_model": "OPENCV"}, {"up": [0, 0, 1]}):
         check_refused(read, put(tmp_path, content_of(turned, **values)), "OpenCV axes", "transform_matrix")
-    assert "outwards" in axes_note(tmp_path, content_of(turned, aabb_scale=1, up=[0, 0, -1]))
+    assert "outwards" in axes_note(turned, aabb_scale=1, up=[0, 0, -1])
     eyes = ring(20)[:, :, 3] * [1, 1, 0]
-    assert "outwards" in axes_note(tmp_path, content_of(look_at(eyes.copy(), 2 * eyes), aabb_scale=1)), "but read"
-
-
-def test_sparse_points_tell_the_axes(tmp_path):
-    rows = [" ".join(map(str, row)) for row in np.random.default_rng(0).uniform(-0.3, 0.3, (50, 3))]
-    text = PLY.decode().replace("vertex 1", "vertex 50").replace("1 2 3\n", "\n".join(rows) + "\n")
-    (tmp_path / "p.ply").write_text(text)
-    assert axes_note(tmp_path, content_of(20, ply_file_path="p.ply")) == ""
+    assert "outwards" in axes_note(look_at(eyes.copy(), 2 * eyes), aabb_scale=1), "but read"
+    positions = np.random.default_rng(0).uniform(-0.3, 0.3, (50, 3))  # of sparse points, which tell the axes
+    nothing = np.zeros(50, np.int64)
+    write_points(tmp_path / "p.ply", Points(positions, np.zeros((50, 3), np.uint8), nothing, nothing))
+    assert axes_note(20, ply_file_path="p.ply") == ""
     put(tmp_path, content_of(poses(20) @ TURNED, ply_file_path="p.ply", up=[0, 0, -1]))
     check_refused(read, tmp_path, "OpenCV axes", "sparse points")
 
@@ -183,17 +170,13 @@ def test_sparse_points_tell_the_axes(tmp_path):
 def test_inverted_and_transposed_poses_are_suspected(tmp_path):
     """They are valid, but then the cameras do not look at what they photographed; right ones are not suspected, nor
     those that look outwards from a ring, whose axes meet as those of world-to-camera matrices do."""
-
-    def note(of: np.ndarray) -> str:
-        notes = read(put(tmp_path, content_of(of))).notes
-        return " ".join(str(note) for note in notes if "poses look" in note.text)
-
+    suspected = partial(note, tmp_path, "poses look")
     right, angle = np.array(poses(30)), np.arange(32) * 2 * np.pi / 32
     transposed = np.concatenate([right[:, :3, :3].mT, right[:, :3, 3:]], axis=2)
     eyes = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1) * (0.8 + 0.3 * (np.arange(32) % 2))[:, None]
-    assert note(right) == "" and "world-to-camera" not in note(look_at(eyes.copy(), 6 * eyes - [0, 0, 1.5]))
-    assert_names(note(np.linalg.inv(right)), "warning", "world-to-camera")
-    assert_names(note(transposed), "warning", "transposed")
+    assert suspected(right) == "" and "world-to-camera" not in suspected(look_at(eyes.copy(), 6 * eyes - [0, 0, 1.5]))
+    assert_names(suspected(np.linalg.inv(right)), "warning", "world-to-camera")
+    assert_names(suspected(transposed), "warning", "transposed")
 
 
 def edit(first: dict | None = None, **values):
@@ -212,42 +195,17 @@ BAD = {  # a change of the file, and what the error has to name
     "internal_model": (edit(camera_model="RADIAL4_TANGENTIAL"), "frame 0", "camera_model"),
     "mask_of_one": (edit({"mask_path": "m.png"}), "frame 1", "mask_path"),
     "split_unknown": (edit(test_filenames=["images/9.png"]), "test_filenames", "images/9.png"),
-    "splits_overlap": (
-        edit(train_filenames=["images/1.png"], test_filenames=["./images/1.png"]), "train_filenames", "test_filenames",
-    ),
+    "splits_overlap": (edit(train_filenames=["images/1.png"], test_filenames=["./images/1.png"]), "train_filenames"),
     "up_zero": (edit(up=[0, 0, 0]), MAIN, "'up'", "[0, 0, 0]"),
-}  # fmt: skip
-
-REFUSED = {  # a key of each piece of advice
-    "ftheta_p0": 0.1, "equirectangular": True, "ortho": True, "rolling_shutter": [0, 0, 0.1, 0],
-    "transform_matrix_end": EYE.tolist(), "fisheye_crop_radius": 100, "white_transparent": True, "masks": "m",
-}  # fmt: skip
+}
+REFUSED = "ftheta_p0 equirectangular ortho rolling_shutter transform_matrix_end fisheye_crop_radius masks".split()
 
 
 @pytest.mark.parametrize("name", [*BAD, *REFUSED])
 def test_refused_by_name(tmp_path, name: str):
-    change, *named = BAD.get(name) or (edit(**{name: REFUSED[name]}), "frame 0", f"'{name}'")
+    change, *named = BAD.get(name) or (edit(**{name: 1}), "frame 0", f"'{name}'")
     change(content := content_of())
     check_refused(read, put(tmp_path, content), *named)
-
-
-def test_mutated(tmp_path):
-    content = content_of(
-        3, camera_model="OPENCV", k1=0.1, k3=0.0, distortion_params=[0.1, 0, 0, 0, 0, 0], camera_angle_x=0.7610,
-        up=[0, 0, 1], ply_file_path="p.ply", train_filenames=["images/0.png"], x_fov=43.6, is_fisheye=False,
-    )  # fmt: skip
-    for index in range(3):
-        frame_of(content, index, w=40, h=30, k1=0.1, distortion_params=[0.1, 0, 0, 0, 0, 0], mask_path="m.png")
-    (tmp_path / "p.ply").write_bytes(PLY)
-    save_image(tmp_path / "m.png")
-    text, generator, loaded = json.dumps(content).encode(), np.random.default_rng(0), set()
-    assert is_read(read, put(tmp_path, content))
-    for trial in range(200):
-        changed = json.loads(text)
-        with_another_value(changed, generator)
-        (tmp_path / MAIN).write_bytes(mutated(text, generator) if trial % 2 else json.dumps(changed).encode())
-        loaded.add(is_read(read, tmp_path))
-    assert loaded == {True, False}, "both happen among them"
 
 
 def test_files_that_would_change_the_scene_are_not_passed_over(tmp_path):
@@ -336,64 +294,47 @@ LENSES = [
 
 
 def capture_of(folder: Path, lenses: list[Lens], **values) -> Capture:
-    images = [
-        PosedImage(f"images/{index}.png", folder / f"images/{index}.png", pose[:3], lens)
-        for index, (lens, pose) in enumerate(zip(lenses, poses(len(lenses)), strict=True))
-    ]
-    return Capture(**({"name": folder.name, "format": "colmap", "images": images} | values))
+    images = []
+    for index, (lens, pose) in enumerate(zip(lenses, poses(len(lenses)), strict=True)):
+        name, mask = f"images/{index}.png", folder.parent / f"{index}.png"
+        images.append(PosedImage(name, folder / name, pose[:3], lens, mask))
+        save_image(mask)
+    return Capture("it", "colmap", images, **values)
 
 
-def assert_equal(a: Capture, b: Capture) -> None:
-    assert [image.name for image in a.images] == [image.name for image in b.images]
-    for one, other in zip(a.images, b.images, strict=True):
-        assert np.abs(one.camera_to_world - other.camera_to_world).max() <= 1e-12
-        assert one.lens == other.lens and one.mask == other.mask and one.file == other.file
-    assert (a.splits, a.white_ignores) == (b.splits, b.white_ignores) and a.up == (b.up and pytest.approx(b.up))
-
-
-@pytest.mark.parametrize("lenses", [LENSES[1:2] * 2, LENSES[:2], LENSES[1:4], LENSES[-2:-1] * 2, LENSES])
+@pytest.mark.parametrize("lenses", [LENSES[1:2] * 2, LENSES[:2], LENSES])
 def test_written_and_read_back(tmp_path, lenses: list[Lens]):
+    """With masks in another folder, points, splits and up."""
+    (folder := tmp_path / "it").mkdir()
+    generator, nothing = np.random.default_rng(0), np.zeros(9, dtype=np.int64)
+    colors = generator.integers(0, 256, (9, 3)).astype(np.uint8)
+    points = Points(generator.normal(size=(9, 3)), colors, nothing, nothing)
     splits = {"train": ["images/0.png"], "test": ["images/1.png"]}
-    capture = capture_of(tmp_path, lenses, splits=splits, up=(0.0, 0.6, 0.8))
-    write_transforms(tmp_path / MAIN, capture)
-    assert_equal(read(tmp_path), capture)
-    content = json.loads((tmp_path / MAIN).read_text())
+    capture = capture_of(folder, lenses, points=points, splits=splits, up=(0.0, 0.6, 0.8))
+    write_transforms(folder / MAIN, capture)
+    again = read(folder)
+    for one, other in zip(again.images, capture.images, strict=True):
+        np.testing.assert_allclose(one.camera_to_world, other.camera_to_world, atol=1e-12)
+        pose = other.camera_to_world
+        assert replace(one, camera_to_world=pose, mask=one.mask.resolve()) == other
+    assert (again.splits, again.white_ignores) == (splits, False) and again.up == pytest.approx(capture.up)
+    assert np.array_equal(again.points.positions, points.positions) and np.array_equal(again.points.colors, colors)
+    content = json.loads((folder / MAIN).read_text())
     assert ("fl_x" in content["frames"][0]) == (len(set(lenses)) > 1)
     if lenses == LENSES[:2]:
         assert {frame["camera_model"] for frame in content["frames"]} == {"OPENCV"}, "nerfstudio has one for all"
 
 
-def test_written_masks_points_and_names(tmp_path):
-    capture = capture_of(tmp_path, LENSES[:2])
-    images = [replace(image, mask=tmp_path / f"m/{index}.png") for index, image in enumerate(capture.images)]
-    for image in images:
-        save_image(image.mask)
-    generator, nothing = np.random.default_rng(0), np.zeros(9, dtype=np.int64)
-    colors = generator.integers(0, 256, (9, 3)).astype(np.uint8)
-    points = Points(generator.normal(size=(9, 3)), colors, nothing, nothing)
-    capture = Capture("c", "colmap", images, points)
-    write_transforms(tmp_path / MAIN, capture)
-    again = read(tmp_path)
-    assert_equal(again, capture)
-    assert np.array_equal(again.points.positions, points.positions) and np.array_equal(again.points.colors, colors)
-    (tmp_path / "out").mkdir()
-    write_transforms(tmp_path / "out" / MAIN, capture)
-    masks = [image.mask.resolve() for image in read(tmp_path / "out").images]
-    assert masks == [image.mask for image in capture.images]
-
-
 def test_what_cannot_be_written_is_named(tmp_path):
-    file = tmp_path / MAIN
-    images = [PosedImage(f"{i}", tmp_path / f"{i}", EYE[:3], LENSES[0]) for i in range(2)]
-    masked = [images[0], replace(images[1], mask=tmp_path / "m")]
+    masked = capture_of(tmp_path, LENSES[:2]).images
     for capture, named in (
-        (Capture("it", "x", masked), "image 0"),
-        (Capture("it", "x", masked[1:], white_ignores=True), "white"),
+        (Capture("it", "x", [replace(masked[0], mask=None), masked[1]]), "images/0.png"),
+        (Capture("it", "x", masked, white_ignores=True), "white"),
         (Capture("it", "x", []), "it"),
         (capture_of(tmp_path, LENSES[:1], splits={"holdout": []}), "holdout"),
         (capture_of(tmp_path, [replace(LENSES[-1], width=32)]), "part of a panorama"),
         (capture_of(tmp_path, [Lens("FOV", (*F, 0.9), 40, 30)]), "FOV"),
     ):
         with pytest.raises(SceneError, match=named):
-            write_transforms(file, capture)
-        assert not file.exists()
+            write_transforms(tmp_path / MAIN, capture)
+        assert not (tmp_path / MAIN).exists()
