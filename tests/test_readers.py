@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLFF captures, and points as PLY: axes, lenses, bounds, colors; damaged files are errors that name the place."""
 
-import contextlib
 import struct
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.ply import read_points
 from nerfkit.data.readers import READERS
-from nerfkit.errors import SceneError
-from tests.captures import check_refused, mutated, random_poses, touch
+from tests.captures import check_refused, random_poses, touch
 from tests.naming import assert_names
 
 NAMES = ["b.JPG", "a 1.png", "a 10.png"]
@@ -40,13 +38,9 @@ def test_images_poses_lenses_and_bounds(tmp_path):
     assert LLFF.recognises(tmp_path)
     assert (capture.name, capture.format, capture.notes, capture.points) == (tmp_path.name, "llff", (), None)
     assert [image.name for image in capture.images] == ["a 1.png", "a 10.png", "b.JPG"]
-    assert [image.file for image in capture.images] == [tmp_path / "images" / image.name for image in capture.images]
     assert [image.bounds for image in capture.images] == [(1.5, 9), (2.5, 10), (3.5, 11)]
     own = Lens("SIMPLE_PINHOLE", (50, 32, 24), 64, 48)
     assert [image.lens for image in capture.images] == [own, Lens("SIMPLE_PINHOLE", (35.5, 20, 15), 40, 30), own]
-    for image, row in zip(capture.images, table, strict=True):
-        down, right, back, position, _ = row[:15].reshape(3, 5).T
-        np.testing.assert_array_equal(image.camera_to_world, np.stack([right, -down, back, position], axis=1))
 
 
 def test_the_least_reduced_images_are_taken(tmp_path):
@@ -147,12 +141,9 @@ def test_without_colors_and_without_points(tmp_path):
 BAD = {
     "big_endian": (header(format="binary_big_endian"), BINARY, "binary_big_endian"),
     "z_integer": (header(XYZ.replace("float z", "int z")), BODY, "'z'", "float"),
-    "float_colors": (header(XYZ + RGB.replace("uchar", "float")), BODY, "'red'", "uchar"),
     "x_twice": (header(XYZ + XYZ), BODY, "different names"),
-    "nonsense": (header(after="propertee\n"), BODY, "propertee"),
     "truncated_text": (header(count=3), BODY, "3"),
     "truncated_binary": (header(format="binary_little_endian"), BINARY[:-1], "truncated", "2"),
-    "text_in_a_row": (header(), BODY.replace(b"20", b"xx"), "6 numbers"),
     "color_256": (header(), BODY.replace(b"255", b"256"), "'256'", "colors"),
     "nan": (header(), BODY.replace(b"2e1", b"nan"), "point 1", "nan"),
     "no_format": (header().replace("format ascii 1.0\n", ""), BODY, "format", "ascii"),
@@ -163,12 +154,3 @@ BAD = {
 def test_refused_by_name(tmp_path, name: str):
     text, body, *named = BAD[name]
     check_refused(read_points, put(tmp_path, text, body), "p.ply", *named)
-
-
-@pytest.mark.parametrize("text, body", [(header(), BODY), (header(format="binary_little_endian"), BINARY)])
-def test_mutated(tmp_path, text: str, body: bytes):
-    generator = np.random.default_rng(0)
-    for _ in range(200):
-        with contextlib.suppress(SceneError):  # nothing else
-            points = read_points(put(tmp_path, "", mutated(text.encode() + body, generator)))
-            assert np.isfinite(points.positions).all() and len(points.colors) == len(points.positions)
