@@ -209,7 +209,7 @@ def test_images_without_a_pose_are_counted(tmp_path):
 
 TEXT = {
     "cameras": "# remark\n7 PINHOLE 64 48 50 51 32 24\n",
-    "images": "# remark\n\n1 1 0 0 0 1 2 3 7 left eye/a b.png \n5 6 -1 7 8 9\n2 1 0 0 0 1 2 3 7 b.png\n\n",
+    "images": "# remark\n\n1 1 0 0 0 1 2 3 7 left eye\\a b.png \n5 6 -1 7 8 9\n2 1 0 0 0 1 2 3 7 b.png\n\n",
     "points3D": "9 1 2 3 10 20 255 .5 1 0\n\n10 4 5 6 0 0 0 -1\n",
 }
 BINARY = {  # of which binary files are made; a.png is turned a quarter about z: x_camera = -y, y_camera = x
