@@ -11,9 +11,7 @@ from PIL import Image
 
 from nerfkit.commands import inspect
 from nerfkit.data.capture import Points
-from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_scene
-from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.diagnostics import image_diagnostics
 from nerfkit.data.sfm.photos import find_photos
 from nerfkit.errors import SceneError
@@ -51,24 +49,9 @@ def test_every_format_gives_the_same_rays(tmp_path, format: str, origin):
     assert format == "nerf_synthetic" or len(scene.split("test").files) == 3
 
 
-def mixed(folder: Path) -> Scene:
-    return load_scene(
-        str(posed.colmap_in(folder, ([posed.PINHOLE, posed.LARGE, posed.PINHOLE] * 7)[:20])), box=posed.BOX
-    )
-
-
-def test_a_ray_leads_through_its_pixel_in_images_of_several_sizes(tmp_path):
-    views = mixed(tmp_path).split("train")
-    images = views.load()
-    batch = TrainingViews(views.cameras, images, "white").draw(100)
-    assert set(images.sizes) == {posed.SIZE, (52, 44)}
-    for point, view, pixel in zip(batch.rays.origins + batch.rays.directions, batch.view, batch.pixels, strict=True):
-        column, row = views.cameras.project(point[None], view)[0][0].floor().long().tolist()
-        assert torch.equal(pixel, images.image(view)[row, column])
-
-
 def test_views_of_several_sizes_are_scored(tmp_path, small_config):
-    scene = mixed(tmp_path / "scene")
+    lenses = ([posed.PINHOLE, posed.LARGE, posed.PINHOLE] * 7)[:20]
+    scene = load_scene(str(posed.colmap_in(tmp_path / "scene", lenses)), box=posed.BOX)
     views = scene.split("test")
     assert [file.name for file in views.files] == ["r_00.png", "r_08.png", "r_16.png"], "none of which is trained"
     trainer = Trainer(small_config, scene=scene)
@@ -104,18 +87,13 @@ def test_an_image_on_its_side_gives_the_same_pixels_and_is_counted(tmp_path, cap
     assert "EXIF orientation: 2" in capsys.readouterr().out
 
 
-def without_alpha(folder: Path) -> None:
-    for file in (folder / "images").iterdir():
-        Image.open(file).convert("RGB").save(file)
-
-
 @pytest.mark.parametrize("aside", [1.0, 4.0])
 def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks; without
     alpha, nothing says how large another one has to be."""
     capture = posed.capture_in(tmp_path, [posed.PINHOLE] * 20)
-    without_alpha(tmp_path)
     for image in capture.images:
+        Image.open(image.file).convert("RGB").save(image.file)
         image.camera_to_world[0, 3] += aside
     posed.write_synthetic(tmp_path, capture)
     warned = load_scene(str(tmp_path)).transform.warnings()
@@ -170,7 +148,6 @@ def test_reduced_images_stand_in_for_missing_ones(tmp_path, smaller: tuple[int, 
 
 
 LEFT = np.arange(posed.WIDTH)[None].repeat(posed.HEIGHT, 0) < 10
-DEMO = Path(__file__).parents[1] / "data" / "demo"
 
 
 def rgba(index: int, alpha: np.ndarray | int) -> np.ndarray:
@@ -228,19 +205,14 @@ def palette(labels: np.ndarray) -> Image.Image:
 @pytest.mark.parametrize(
     "mask",
     [
-        lambda keep, k: Image.fromarray(255 * keep),
         lambda keep, k: Image.fromarray(keep),
         lambda keep, k: Image.fromarray(keep * np.uint8(1 + k % 3)),
-        lambda keep, k: Image.fromarray(keep.astype(np.uint16)),
-        *(lambda keep, k, top=top: Image.fromarray(keep * np.uint16(top)) for top in (255, 1023, 4095, 65535)),
+        *(lambda keep, k, top=top: Image.fromarray(keep * np.uint16(top)) for top in (1, 255, 1023, 65535)),
         lambda keep, k: Image.fromarray(rgba(k, 255 * keep)),
         lambda keep, k: palette(keep * (1 + k % 2)),
         lambda keep, k: Image.fromarray(np.dstack([255 * keep] * 3 + [255 - np.eye(*keep.shape, dtype=np.uint8)])),
     ],
-    ids=[
-        *("8 bits", "0/1", "labels", "0/1 in 16", "8 in 16", "10 in 16", "12 in 16", "16 bits", "alpha", "palette"),
-        "alpha that hardly varies",
-    ],
+    ids="0/1,labels,0/1 in 16,8 in 16,10 in 16,16 bits,alpha,palette,alpha that hardly varies".split(","),
 )
 def test_masks_keep_what_is_white_of_all(tmp_path, mask):
     """The first of them is all black, and the last all white."""
@@ -271,7 +243,7 @@ def test_masks_of_an_object_in_the_middle_are_to_cut_it_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("top", "bits", "factor"),
-    [(200, 8, 1), (1000, 10, 1), (3408, 12, 1), (16000, 14, 1), (60000, 16, 1), (40 * 257, 16, 257)],
+    [(200, 8, 1), (1000, 10, 1), (16000, 14, 1), (60000, 16, 1), (40 * 257, 16, 257)],
 )
 def test_the_largest_level_of_all_gray_images_says_how_many_bits_there_are(tmp_path, top: int, bits: int, factor: int):
     """But of levels of 8 bits that were made 16, however dark."""
@@ -313,10 +285,6 @@ def test_a_box_of_points_on_a_part_of_an_object_is_not_that_of_the_object(tmp_pa
     frame = load_scene(str(tmp_path)).transform
     away = np.abs(frame.to_model(BALLS) - frame.box.mean(0)) + frame.scale * RADII[:, None] / 2
     assert (away < np.ptp(frame.box, axis=0) / 2).all()
-
-
-def test_what_ships_keeps_the_usual_box():
-    assert load_scene(str(DEMO)).transform.scale == 1
 
 
 def test_depth_and_masks_beside_photos_are_none(tmp_path, capsys):
