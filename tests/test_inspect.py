@@ -25,7 +25,7 @@ from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.processes import run_main
 from tests.test_crop import UTM
-from tests.toy_scene import change, write_scene
+from tests.toy_scene import change
 
 LENS = Lens("OPENCV", (90.0, 91.0, 50.0, 40.0, 0.01, -0.02, 0.0, 0.0), 100, 80)
 WIDE = Lens("OPENCV_FISHEYE", (30.0, 30.0, 50.0, 40.0, 0.1, 0.0, 0.0, 0.0), 100, 80)
@@ -66,20 +66,6 @@ def test_a_verdict_is_sentences_for_whoever_took_the_images():
     assert "stops" in replace(inspected(capture, found), errors=["an image that is turned"]).verdict()[2]
 
 
-def test_the_page_says_what_was_found():
-    poses = LAYOUTS["corridor"]
-    notes = notes_of("sparse/1 of 2 was read")
-    capture = capture_of(poses, (LENS, WIDE), points=cloud((0, 2, 0), 0.3, 40), notes=notes, white_ignores=True)
-    found: list = [OnDisk(50, 40, ignored=0.25)] * 40
-    found[3] = found[9] = None
-    text = page(capture, found)
-    assert_names(text, "toy", "colmap", "sparse/1 of 2 was read", RULE, "white is ignored", "25.0%")
-    assert_names(text, "40 listed", "38 exist", "2 missing", "images/0003.jpg, images/0009.jpg", "sizes: 50x40")
-    assert_names(text, "OPENCV 100x80", "58 x 47 degrees", "fy 91 cx 50 cy 40 k1 0.01 k2 -0.02 p1 0 p2 0: 20 images")
-    assert_names(text, "OPENCV_FISHEYE 100x80", "k4 0: 18 images", "kind walk-through", "test: 5 (images/0000.jpg")
-    assert all(note.text in text for note in find_scene_transform(capture).notes)
-
-
 def test_every_lens_is_named_or_counted():
     lenses = tuple(replace(LENS, params=(100.0 + k, *LENS.params[1:])) for k in range(60))
     text = page(capture_of(ring(60), lenses), [OnDisk(4000, 3200)] * 60)
@@ -87,25 +73,20 @@ def test_every_lens_is_named_or_counted():
     assert f"{60 - MAX_LENSES} more of OPENCV" in text and "to 159" in text
 
 
-def problems(found: list[OnDisk | None], splits: dict | None = None, **values) -> str:
-    return "\n".join(inspected(capture_of(ring(len(found)), **values), found, splits).problems())
-
-
-def test_verdict():
-    fine = [OnDisk(100, 80)] * 30
-    assert not problems(fine) and inspected(capture_of(ring(30)), fine).verdict()[-1] == "Ready to train."
-    assert not problems([OnDisk(33, 27)] * 30)  # a third, rounded
+def test_problems():
+    fine, capture = [OnDisk(100, 80)] * 30, capture_of(ring(30))
+    for found in (fine, [OnDisk(33, 27)] * 30):  # a third, rounded
+        assert not inspected(capture, found).problems()
+    assert inspected(capture, fine).verdict()[-1] == "Ready to train."
     for broken, named in (
         ([*fine[:-1], OnDisk(100, 80, has_alpha=True)], ("1 images have alpha",)),
         ([*fine[:-3], *[OnDisk(100, 80, ignored=0.1)] * 3], ("27 of 30", "mask")),
-        ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white", "--data.masks alpha")),
     ):
-        assert_names(problems(broken), *named)
-    noted = problems(fine, notes=notes_of("warning: of no kind", Note("warning", "mend this")))
-    assert noted == "mend this", "by what a note is, not by what it says"
-    assert "training" in problems(fine, {})
-    stray = cloud((50, 0, 0), 10, 30)
-    assert "outside of the box" in problems(fine, points=stray)
+        assert_names("\n".join(inspected(capture, broken).problems()), *named)
+    noted = replace(capture, notes=notes_of("warning: of no kind", Note("warning", "mend this")))
+    assert inspected(noted, fine).problems() == ["mend this"], "by what a note is, not by what it says"
+    stray = replace(capture, points=cloud((50, 0, 0), 10, 30))
+    assert_names("\n".join(inspected(stray, fine, {}).problems()), "training", "outside of the box")
 
 
 def test_report_is_printable_whatever_names_there_are():
@@ -116,9 +97,8 @@ def test_report_is_printable_whatever_names_there_are():
 
 
 HARD = {
-    "one": capture_of(ring(1)),
     "many": capture_of(np.tile(ring(50), (3 * MAX_CAMERAS // 50, 1, 1))),
-    "named": replace(capture_of(ring(1)), name="$\\frac{\\ \u706b \n"),
+    "one": replace(capture_of(ring(1)), name="$\\frac{\\ \u706b \n"),
     "usual": capture_of(ring(), (LENS, WIDE), points=cloud((0, 2, 0), 0.3, 30)),
 }
 
@@ -141,22 +121,11 @@ def test_drawing(name: str):
 # ---- captures that fit no scene
 
 
-def moved(view: int, far: float) -> np.ndarray:
+def standing(eyes: np.ndarray) -> np.ndarray:
+    """A ring of cameras at other places, [20, 3] or [3]."""
     poses = ring(20)
-    poses[view, :, 3] += far
+    poses[:, :, 3] = eyes
     return poses
-
-
-def at_one_point() -> np.ndarray:
-    poses = ring(20)
-    poses[:, :, 3] = 1.0, 2.0, 3.0
-    return poses
-
-
-def away_from_each_other() -> np.ndarray:
-    """Four cameras around a point, which look outwards, of 62 x 44 degrees."""
-    eyes = np.array([[1.0, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])
-    return look_at(eyes.copy(), 2 * eyes)
 
 
 def gray(index: int) -> np.ndarray:
@@ -167,21 +136,20 @@ def points_around(center: tuple[float, float, float], size: float) -> np.ndarray
     return np.array(center) + size * np.random.default_rng(0).normal(size=(300, 3))
 
 
-def far_away(rounded: bool) -> np.ndarray:
-    """A ring 60 m across in UTM coordinates, as programs write them that keep float32."""
-    poses = ring(20)
-    poses[:, :, 3] = 30 * poses[:, :, 3] + UTM
-    return poses.astype(np.float32).astype(np.float64) if rounded else poses
-
-
+RING = ring(20)[:, :, 3]
+ONE_FAR = RING + 5e5 * (np.arange(20) == 7)[:, None]
+FAR = standing(30 * RING + UTM)  # 60 m across
+ROUNDED = FAR.astype(np.float32).astype(np.float64)  # as programs write them that keep float32
+OUTWARDS = np.array([[1.0, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])  # of four cameras, 62 x 44 degrees each
+AROUND = {"points": points_around((0, 0, 0), 0.1)}
 FOUND = {  # poses, other values of write_capture, what a warning has to name
-    "one_far": (moved(7, 5e5), {}, ("1 of 17", "images/007.png", "correct their poses")),
-    "turned_on_the_spot": (at_one_point(), {"points": points_around((0, 0, 0), 0.1)}, ("one point", "move the camera")),
-    "no_overlap": (away_from_each_other(), {}, ("no point", "4 training views", "OpenGL")),
+    "one_far": (standing(ONE_FAR), {}, ("1 of 17", "images/007.png", "correct their poses")),
+    "turned_on_the_spot": (standing(np.ones(3)), AROUND, ("one point", "move the camera")),
+    "no_overlap": (look_at(OUTWARDS.copy(), 2 * OUTWARDS), {}, ("no point", "4 training views", "OpenGL")),
     "one_view": (ring(1), {"points": points_around((0, 0, 0.5), 0.3)}, ("one training view", "images/000.png")),
     "no_depth": (ring(1), {}, ("sparse points", "data.box")),
     "points_of_another_unit": (ring(20), {"points": points_around((0, 0, 0.5), 1e5)}, ("near", "points", "unit")),
-    "rounded_positions": (far_away(rounded=True), {}, ("4.5", "digits end at 0.5", "subtract one point")),
+    "rounded_positions": (ROUNDED, {}, ("4.5", "digits end at 0.5", "subtract one point")),
     "focal_in_mm": (ring(20), {"fl_x": 3, "fl_y": 3}, ("focal length 3", "152 degrees", "17 of 17", "millimetres")),
     "no_parallax": (grid(), {"points": points_around((0, 5e5, 0), 1e4)}, ("pixels", "parallax", "unit")),
 }
@@ -215,19 +183,15 @@ def test_captures_of_any_unit_and_place_that_are_fine(name: str, scale: float, o
 
 
 def test_poses_of_another_unit_than_the_box(tmp_path: Path):
-    poses = ring(20)
-    poses[:, :, 3] *= 1e-4
-    folder = str(write_capture(tmp_path / "odd", poses))
+    folder = str(write_capture(tmp_path / "odd", standing(1e-4 * RING)))
     (warning,) = load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).transform.warnings()
     assert_names(warning, "data.box", "3.46")
-    poses = ring(20)
-    folder = str(write_capture(tmp_path / "fine", poses))
+    folder = str(write_capture(tmp_path / "fine", ring(20)))
     assert not load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).transform.warnings()
-    assert not load_scene(str(write_scene(tmp_path / "toy"))).transform.warnings()
 
 
 def test_a_box_is_in_the_coordinates_of_the_files_which_must_not_be_far_away(tmp_path: Path, capsys):
-    folder, box = str(write_capture(tmp_path / "far", far_away(rounded=False))), [*(UTM - 40), *(UTM + 40)]
+    folder, box = str(write_capture(tmp_path / "far", FAR)), [*(UTM - 40), *(UTM + 40)]
     assert run_main(inspect, folder, "--data.box", *map(str, box)) == 1
     assert_names(capsys.readouterr().out, "digits end at 0.5", "leave out data.box", "subtract one point")
     assert not any("subtract" in line for line in load_scene(folder).transform.warnings())
@@ -251,17 +215,16 @@ def with_points(folder: Path) -> str:
 @pytest.mark.parametrize("box", ["2.2 2.2 2.2 2.7 2.7 2.7", "1 -3 -3 7 3 3"])
 def test_a_box_beside_the_scene_is_not_ready_to_train(box: str, tmp_path: Path, capsys):
     """Also one that many rays meet, but that nothing is in."""
-    for folder in (with_points(tmp_path), str(write_capture(tmp_path / "bare", ring(20)))):
+    for folder in (with_points(tmp_path), write_capture(tmp_path / "bare", ring(20))):
         assert run_main(inspect, folder, "--data.box", *box.split()) == 1
         assert_names(capsys.readouterr().out, "data.box", "of the rays of the training views meet it", "look at (")
 
 
 def test_a_box_that_next_to_no_ray_meets_is_refused_before_a_run_is_replaced(tmp_path: Path):
-    run = tmp_path / "run"
-    run.mkdir()
+    (run := tmp_path / "run").mkdir()
     (run / ".nerfkit").write_text("nerfkit run\nmetrics.jsonl\n")
     (run / "metrics.jsonl").write_text("{}\n")
-    options = ["--data.path", with_points(tmp_path), "--out", str(run), *SMALL]
+    options = ["--data.path", with_points(tmp_path), "--out", run, *SMALL]
     with raises_mentioning(SceneError, "data.box", "100.0", "101.0", "almost no ray"):
         run_main(train, *options, "--overwrite", "--data.box", "100", "100", "100", "101", "101", "101")
     assert (run / "metrics.jsonl").read_text() == "{}\n"
