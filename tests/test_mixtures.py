@@ -90,23 +90,13 @@ def of_another(file: Path, chance: random.Random) -> None:
     file.write_bytes(chance.choice(others).read_bytes())
 
 
-def another_value(file: Path, chance: random.Random) -> None:
-    """In JSON; in other files some bytes."""
-    try:
-        content = json.loads(file.read_text())
-        with_another_value(content, np.random.default_rng(chance.randrange(2**32)))
-        file.write_text(json.dumps(content))
-    except (ValueError, UnicodeError):
-        damaged(file, chance)
-
-
 def another_image(file: Path, chance: random.Random) -> None:
     mode = chance.choice(["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
     size = chance.choice([(26, 22), (52, 44), (22, 26), (1, 1), (2, 999)])
     Image.new(mode, size, chance.randrange(2)).save(file, format="JPEG" if mode == "CMYK" else "PNG")
 
 
-FAULTS = [damaged, gone, a_folder, a_broken_link, renamed, of_another, another_value, another_image]
+FAULTS = [damaged, gone, a_folder, a_broken_link, renamed, of_another, another_image]
 
 
 def mixture(made: dict[str, Path], folder: Path, chance: random.Random) -> list[str]:

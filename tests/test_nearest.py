@@ -278,15 +278,3 @@ def test_paths_of_keyframes_alone(tmp_path: Path):
         (tmp_path / "p.json").write_text(json.dumps(damaged))
         with raises_mentioning(SceneError, "keyframe 0"):
             read_path(tmp_path / "p.json", (8, 6))
-
-
-def test_photos_without_poses_are_told_apart(tmp_path: Path, capsys):
-    capture_in(tmp_path / "a/b/c", [PINHOLE] * 3)
-    check_refused(load, tmp_path / "a", "did you mean", "b/c/images")
-    (folder := tmp_path / "panoramas").mkdir()
-    check_refused(load, folder, "panoramas'", "no photos")
-    for index in range(3):
-        Image.new("RGB", (64, 32), (index, 0, 0)).save(folder / f"{index}.png")
-    with pytest.raises(SceneError):
-        load_capture(str(folder), sfm_dir=str(tmp_path / "sfm"))
-    assert_names(capsys.readouterr().out, "twice as wide as high")

@@ -73,6 +73,9 @@ def test_poses_are_looked_for_where_there_are_none(tmp_path, registers):
         load_capture(str(posed / "images"))
     with raises_mentioning(SceneError, posed.parent, f"did you mean {posed}?"):
         load_capture(str(posed.parent))
+    capture_in(tmp_path / "deep/b/c", [PINHOLE] * 3)
+    with raises_mentioning(SceneError, "did you mean", "b/c/images"):
+        load_capture(str(tmp_path / "deep"))
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "a.HEIC").touch()
     with raises_mentioning(SceneError, tmp_path / "phone", "1 .heic", "JPEG"):

@@ -70,14 +70,11 @@ def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
         views.load()
 
 
-def test_a_configuration_and_its_words_give_one_scene(toy_scene):
-    """What `scene_of` reads from the options is what `load_scene` is told."""
-    box = (-1.0, -1, -1, 1, 1, 1)
-    config = Config(data=DataConfig(path=str(toy_scene), downscale=2, box=box))
-    scene, told = scene_of(config), load_scene(str(toy_scene), downscale=2, box=box)
-    assert scene.split("test").cameras.sizes() == told.split("test").cameras.sizes() == [(WIDTH // 2, HEIGHT // 2)] * 2
-    assert scene.transform.box.tolist() == told.transform.box.tolist() == [[-1, -1, -1], [1, 1, 1]]
-    of_run = load_scene(str(toy_scene)).transform
+def test_a_configuration_is_read_in_the_frame_of_its_run(toy_scene):
+    config = Config(data=DataConfig(path=str(toy_scene), downscale=2, box=(-1.0, -1, -1, 1, 1, 1)))
+    scene, of_run = scene_of(config), load_scene(str(toy_scene)).transform
+    assert scene.split("test").cameras.sizes() == [(WIDTH // 2, HEIGHT // 2)] * 2
+    assert scene.transform.box.tolist() == [[-1, -1, -1], [1, 1, 1]]
     assert np.array_equal(scene_of(config, of_run).transform.box[1], [1.5] * 3)
 
 
@@ -104,8 +101,7 @@ def everywhere(**values):
 
 
 EYE = np.eye(4)
-TRANSPOSED = EYE.copy()
-TRANSPOSED[3, :3] = 1, 2, 3
+TRANSPOSED = [[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [1, 2, 3, 1]]
 FILE = "transforms_train.json"
 FRAME = (FILE, "frame 0")
 
@@ -117,20 +113,16 @@ def load(folder: str | Path, **options) -> None:
 EDITS = {  # a change of the file, and what the error has to name
     "no_frames_key": (lambda c: c.pop("frames"), FILE, "frames", "missing"),
     "frame_null": (lambda c: c["frames"].__setitem__(1, None), FILE, "frame 1", "None"),
-    "file_path_number": (frame(file_path=5), *FRAME, "file_path", "5"),
     "file_path_device": (frame(file_path="/dev/zero"), "/dev/zero", "device"),
     "no_matrix": (lambda c: c["frames"][0].pop("transform_matrix"), *FRAME, "transform_matrix", "None"),
     "matrix_ragged": (lambda c: c["frames"][0]["transform_matrix"][1].pop(), *FRAME, "transform_matrix", "[4, 4]"),
     "value_nan": (frame(transform_matrix=[[float("nan")] * 4] * 4), *FRAME, "transform_matrix", "nan"),
-    "transposed": (frame(transform_matrix=TRANSPOSED.tolist()), *FRAME, "1.0, 2.0, 3.0", "transposed"),
+    "transposed": (frame(transform_matrix=TRANSPOSED), *FRAME, "1.0, 2.0, 3.0", "transposed"),
     "mirrored": (frame(transform_matrix=np.diag([1.0, 1, -1, 1]).tolist()), *FRAME, "determinant -1", "mirrored"),
-    "scaled": (frame(transform_matrix=np.diag([2.0, 2, 2, 1]).tolist()), *FRAME, "determinant 8", "scaled"),
     "no_intrinsics": (lambda c: c.pop("camera_angle_x"), *FRAME, "intrinsics", "missing", "camera_angle_x"),
-    "focal_negative": (everywhere(fl_x=-5.0), *FRAME, "fl_x", "-5.0"),
     "center_outside": (everywhere(fl_x=1111.0, cx=400.0, cy=400.0), *FRAME, "principal point", "(400, 400)", "26x22"),
     "width_zero": (everywhere(w=0, h=22), *FRAME, "'w'", "0"),
     "another_shape": (everywhere(w=100, h=22), "r_0.png", "100x22", "26x22"),
-    "distorted_too_much": (everywhere(k1=-3.0), "OPENCV", "-3"),
     "mask": (frame(mask_path="m.png"), *FRAME, "mask_path", "alpha"),
     "one_image_twice": (frame(file_path="train/../train/r_1.png"), *FRAME, "frame 1", "r_1.png"),
 }
@@ -163,13 +155,6 @@ def test_image_of_another_size(scene_folder):
     check_refused(load, scene_folder, "r_4.png", "30x22", "26x22")
 
 
-def test_a_scene_whose_training_images_are_all_missing(scene_folder):
-    for file in (scene_folder / "train").iterdir():
-        file.unlink()
-    change(scene_folder, lambda c: c["frames"].__delitem__(slice(2, None)))
-    check_refused(load, scene_folder, "no training views")
-
-
 def test_bad_paths_and_options(toy_scene, tmp_path):
     for path, named in {
         "": "train FOLDER", str(toy_scene / FILE): FILE, "~nosuchuser/scene": "~nosuchuser/scene", "n" * 5000: "nnn",
@@ -189,33 +174,23 @@ def test_bad_paths_and_options(toy_scene, tmp_path):
 # ---- files
 
 
-def test_reads_what_is_there(tmp_path):
+def test_a_json_file_is_read_or_refused_in_a_line(tmp_path):
     file = tmp_path / "a.json"
     file.write_bytes(b'\xef\xbb\xbf{"\xc3\xbc": [1, 2.5, NaN, "\xe2\x82\xac"]}')
-    content = read_json(file, RunError)
-    assert content["ü"][:2] == [1, 2.5] and content["ü"][3] == "€"
     (tmp_path / "link.json").symlink_to(file)
-    assert read_json(tmp_path / "link.json", RunError).keys() == {"ü"}
-
-
-CONTENTS = {
-    "cut_short": (b'{"a": [1, 2', "JSON"),
-    "latin_1": ('{"ü": 1}'.encode("latin-1"), "UTF-8", "0xfc", "2"),
-    "nested": (b"[" * 50_000 + b"]" * 50_000, "nested"),
-    "above_an_int": (b"[-1" + b"0" * 5000 + b"]", "5002"),
-    "large": (b"[" + b"1," * 600 + b"1]", "1203", "1000"),
-}
-
-
-@pytest.mark.parametrize("name", CONTENTS)
-def test_bad_content(tmp_path, name: str):
-    content, *named = CONTENTS[name]
-    file = tmp_path / "a.json"
-    file.write_bytes(content)
-    limit = 1000 if name == "large" else 10**6
-    with raises_mentioning(SceneError, "camera path", file, *named) as caught:
-        read_json(file, SceneError, "camera path", limit)
-    assert "\n" not in str(caught.value)
+    content = read_json(tmp_path / "link.json", RunError)
+    assert content["ü"][:2] == [1, 2.5] and content["ü"][3] == "€"
+    for damaged, *named in (
+        (b'{"a": [1, 2', "JSON"),
+        ('{"ü": 1}'.encode("latin-1"), "UTF-8", "0xfc", "2"),
+        (b"[" * 50_000 + b"]" * 50_000, "nested"),
+        (b"[-1" + b"0" * 5000 + b"]", "5002"),
+        (b"[" + b"1," * 90_000 + b"1]", "180003", "150000"),
+    ):
+        file.write_bytes(damaged)
+        with raises_mentioning(SceneError, "camera path", file, *named) as caught:
+            read_json(file, SceneError, "camera path", 150_000)
+        assert "\n" not in str(caught.value)
 
 
 def test_only_regular_files_are_opened(tmp_path):
@@ -230,10 +205,7 @@ def test_only_regular_files_are_opened(tmp_path):
         read_regular(Path("/proc/self/maps"), 10**6, "file", RunError)
 
 
-def test_names_of_files_are_utf_8_and_shown_as_one_short_line():
-    for name in ("Bäume/ü.png", os.fsdecode(b"\xff.png")):  # the second is from the shell
-        assert native_name(name) == name
-    with pytest.raises(ValueError):
-        native_name("\ud800")
+def test_names_are_shown_as_one_short_line():
+    assert native_name("Bäume/ü.png") == "Bäume/ü.png"
     assert printable(Path("a/b.png")) == "a/b.png" and printable("a\nb\x1b[31m\udcff") == r"a\nb\x1b[31m\udcff"
     assert len(printable("x" * 10**5)) < 250 and "(100000 characters)" in printable("x" * 10**5)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frame of a scene: one similarity, the kind of scene, near, far and box, for any cameras."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,32 +100,16 @@ def test_round_trip():
     assert np.allclose(frame.distance_to_input(np.linalg.norm(there, axis=1)), np.linalg.norm(steps, axis=1))
 
 
-def test_json():
-    for frame in (find_scene_transform(LAYOUTS["corridor"]), identity_transform(BOX)):
-        again = SceneTransform.from_json(json.loads(json.dumps(frame.to_json(), allow_nan=False)))
-        assert again.to_json() == frame.to_json() and again.notes == frame.notes
-        assert np.array_equal(again.to_model(ring()), frame.to_model(ring()))
-
-
-EDITS = {
-    "rotation": [None, [[0.0] * 3] * 3, (-np.eye(3)).tolist()],
-    "center": ["abc", [1, 2, float("inf")]],
-    "scale": [0, 10**400],
-    "near": [-1],
-    "far": [0],
-    "box": [[[1, 1, 1], [0, 2, 2]]],
-    "up": [[0, 0, 2]],
-    "kind": ["sphere"],
-    "notes": [[["danger", "line"]]],
-}
-
-
 def test_bad_json():
     content = find_scene_transform(LAYOUTS["ring"]).to_json()
-    edits = [(key, content | {key: value}) for key, values in EDITS.items() for value in values]
-    for key, broken in (*edits, ("object", [])):
+    for key, value in {
+        "rotation": (-np.eye(3)).tolist(), "center": [1, 2, float("inf")], "scale": 10**400, "near": -1, "far": 0,
+        "box": [[1, 1, 1], [0, 2, 2]], "up": [0, 0, 2], "kind": "sphere", "notes": [["danger", "line"]],
+    }.items():  # fmt: skip
         with raises_mentioning(RunError, key, "run.json"):
-            SceneTransform.from_json(broken, "run.json")
+            SceneTransform.from_json(content | {key: value}, "run.json")
+    with raises_mentioning(RunError, "object", "run.json"):
+        SceneTransform.from_json([], "run.json")
 
 
 def test_identity_changes_no_bit():
@@ -148,27 +131,26 @@ PANORAMA[:, :, 3] = [3, 4, 5]
 DOWN = np.stack([np.stack([[np.cos(a), np.sin(a), 0], [-np.sin(a), np.cos(a), 0], [0, 0, 1], [a, a * a, 8]], axis=-1)
                  for a in np.linspace(0, 6, 9)])  # fmt: skip
 ROLLED = ring(40)[:, :, [1, 0, 2, 3]] * [1, -1, 1, 1]  # a camera turned by 90 degrees
-DEGENERATE = {
-    "one": ring(1),
-    "two": ring(2, 0, 1),
-    "two that face each other": look_at(np.array([[0, -1.0, 0], [0, 1, 0]]), np.zeros(3)),
-    "three": ring(3),
-    "at one point, the same way": same_way([[1, 2, 3]] * 6),
-    "at one point, all around": PANORAMA,
-    "parallel": same_way([[k, 0, k * k] for k in range(6)]),
-    "collinear across the view": same_way([[k, 0, 0] for k in range(5)]),
-    "collinear along the view": same_way([[0, k, 0] for k in range(5)]),
-    "outwards": look_at(ROUND[:, :, 3], 3 * ROUND[:, :, 3]),
-    "straight down": DOWN,
-    "rolled": ROLLED,
-    "far away": ring() + [0, 0, 0, 1e6],
-    "tiny": ring() * [1, 1, 1, 1e-6],
+DEGENERATE = {  # cameras, and what kind of scene that is, where it is clear
+    "one": (ring(1), "forward"),
+    "two": (ring(2, 0, 1), "forward"),
+    "two that face each other": (look_at(np.array([[0, -1.0, 0], [0, 1, 0]]), np.zeros(3)), "walk-through"),
+    "three": (ring(3), "inward"),
+    "at one point, the same way": (same_way([[1, 2, 3]] * 6), "forward"),
+    "at one point, all around": (PANORAMA, "walk-through"),
+    "parallel": (same_way([[k, 0, k * k] for k in range(6)]), "forward"),
+    "collinear across the view": (same_way([[k, 0, 0] for k in range(5)]), "forward"),
+    "collinear along the view": (same_way([[0, k, 0] for k in range(5)]), "walk-through"),
+    "outwards": (look_at(ROUND[:, :, 3], 3 * ROUND[:, :, 3]), None),
+    "straight down": (DOWN, None),
+    "rolled": (ROLLED, "inward"),
+    "far away": (ring() + [0, 0, 0, 1e6], "inward"),
 }
 
 
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_degenerate_cameras(name: str):
-    poses = DEGENERATE[name]
+    poses, kind = DEGENERATE[name]
     few, nothing = cloud((0, 5, 0), 0.1, len(poses), n=3), np.zeros(0, np.int64)
     untracked, one_place = replace(few, views=nothing), replace(few, positions=np.ones((3, 3)))
     for points in (None, few, untracked, one_place):
@@ -178,19 +160,11 @@ def test_degenerate_cameras(name: str):
                 check_sane(frame)
     error = np.abs(frame.to_input(frame.to_model(poses)) - poses).max()
     assert error < 1e-9 * max(1.0, np.abs(poses).max(), 1 / frame.scale)
-
-
-def test_kinds_of_degenerate_cameras():
-    for kind, names in {
-        "forward": ("one", "two", "at one point, the same way", "parallel", "collinear across the view"),
-        "inward": ("three", "rolled"),
-        "walk-through": ("two that face each other", "at one point, all around", "collinear along the view"),
-    }.items():
-        assert {find_scene_transform(DEGENERATE[name]).kind for name in names} == {kind}
+    assert kind in (None, find_scene_transform(poses).kind)
 
 
 def test_parallel_axes_are_forward_only_if_the_points_are_far():
-    poses = DEGENERATE["straight down"]
+    poses = DOWN
     far, close = (cloud((3, 10, depth), 0.1, len(poses)) for depth in (-200, -1))
     assert [find_scene_transform(poses, points).kind for points in (far, close)] == ["forward", "walk-through"]
     assert not find_scene_transform(poses, far).warnings()
