@@ -23,12 +23,10 @@ from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.scene_transform.diagnostics import image_diagnostics
 from nerfkit.errors import SceneError
-from nerfkit.model.compositing import Rendering
 from nerfkit.rendering import images
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import with_size
 from nerfkit.training.evaluator import evaluate
-from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.frames import NO_PHOTO, Look, ModelFrame, Viewpoint
 from nerfkit.viewer.scene import ViewerScene
@@ -162,21 +160,6 @@ def spoilt(folder: Path) -> None:
         pixels = np.asarray(Image.open(file)).copy()
         pixels[posed.LEFT] = 255, 0, 255, 255
         Image.fromarray(pixels).save(file)
-
-
-def test_ignored_pixels_never_change_the_loss(masked):
-    views = load_scene(str(masked), box=posed.BOX).split("train")
-    images = views.load()
-    assert images.mask(3).equal(torch.from_numpy(posed.LEFT))
-    losses, weights = [], []
-    for change in (lambda folder: None, spoilt):
-        change(masked)
-        torch.manual_seed(0)
-        batch = TrainingViews(views.cameras, views.load(), "white").draw(500)
-        losses.append(squared_error(Rendering(torch.full((500, 3), 0.3), torch.ones(500), torch.ones(500)), batch))
-        weights.append(batch.weight)
-    assert losses[0]["mse"].equal(losses[1]["mse"]) and losses[0]["mse"] > 0.01
-    assert weights[0].unique().tolist() == [0, 1] and weights[0].mean() == pytest.approx(16 / 26, abs=0.08)
 
 
 def test_masks_that_leave_little_are_doubted(masked):

@@ -20,7 +20,7 @@ from nerfkit.data.scene_transform import find_scene_transform
 from nerfkit.data.scene_transform.diagnostics import pixel_diagnostics
 from nerfkit.data.scene_transform.transform import identity_transform
 from nerfkit.errors import SceneError
-from tests.camera_layouts import LAYOUTS, cloud, grid, look_at, ring
+from tests.camera_layouts import LAYOUTS, cloud, grid, look_at, moved, ring, similarity
 from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.processes import run_main
@@ -142,7 +142,10 @@ FAR = standing(30 * RING + UTM)  # 60 m across
 ROUNDED = FAR.astype(np.float32).astype(np.float64)  # as programs write them that keep float32
 OUTWARDS = np.array([[1.0, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])  # of four cameras, 62 x 44 degrees each
 AROUND = {"points": points_around((0, 0, 0), 0.1)}
-FOUND = {  # poses, other values of write_capture, what a warning has to name
+OBJECT = points_around((0, 0, 0.5), 0.2)
+BESIDE, EMPTY = (2.2, 2.2, 2.2, 2.7, 2.7, 2.7), (1, -3, -3, 7, 3, 3)  # the second is met by many rays
+BY_RAYS = ("data.box", "of the rays of the training views meet it", "look at (")
+FOUND = {  # poses, a box or other values of write_capture, what a warning has to name
     "one_far": (standing(ONE_FAR), {}, ("1 of 17", "images/007.png", "correct their poses")),
     "turned_on_the_spot": (standing(np.ones(3)), AROUND, ("one point", "move the camera")),
     "no_overlap": (look_at(OUTWARDS.copy(), 2 * OUTWARDS), {}, ("no point", "4 training views", "OpenGL")),
@@ -151,6 +154,12 @@ FOUND = {  # poses, other values of write_capture, what a warning has to name
     "points_of_another_unit": (ring(20), {"points": points_around((0, 0, 0.5), 1e5)}, ("near", "points", "unit")),
     "rounded_positions": (ROUNDED, {}, ("4.5", "digits end at 0.5", "subtract one point")),
     "focal_in_mm": (ring(20), {"fl_x": 3, "fl_y": 3}, ("focal length 3", "152 degrees", "17 of 17", "millimetres")),
+    "unit_of_no_box": (standing(1e-4 * RING), {"box": (-1, -1, -1, 1, 1, 1)}, ("data.box", "3.46")),
+    "far_box": (FAR, {"box": (*(UTM - 40), *(UTM + 40))}, ("digits end at 0.5", "leave out data.box", "subtract one")),
+    "box_beside": (ring(20), {"box": BESIDE}, BY_RAYS),
+    "box_beside_points": (ring(20), {"box": BESIDE, "points": OBJECT}, BY_RAYS),
+    "box_of_nothing": (ring(20), {"box": EMPTY}, BY_RAYS),
+    "box_of_no_points": (ring(20), {"box": EMPTY, "points": OBJECT}, BY_RAYS),
     "no_parallax": (grid(), {"points": points_around((0, 5e5, 0), 1e4)}, ("pixels", "parallax", "unit")),
 }
 
@@ -158,43 +167,31 @@ FOUND = {  # poses, other values of write_capture, what a warning has to name
 @pytest.mark.parametrize("name", FOUND)
 def test_cameras_that_fit_no_scene_are_warned_of(name: str, tmp_path: Path, capsys):
     poses, values, named = FOUND[name]
+    box = values.get("box", ())
     folder = write_capture(tmp_path / "odd", poses, **values)
-    warnings = load_scene(str(folder)).transform.warnings()
+    warnings = load_scene(str(folder), box=box or None).transform.warnings()
     assert any(all(part in line for part in named) for line in warnings), warnings
     assert all(line.isprintable() and len(line) < 400 for line in warnings)
-    assert run_main(inspect, str(folder)) == 1
+    assert run_main(inspect, folder, *["--data.box", *box][: 7 * bool(box)]) == 1
     said = capsys.readouterr().out
     assert all(line in said for line in warnings) and "Ready to train" not in said
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("scale, origin", [(1e-8, 0), (3e4, 0), (1, UTM), (1000, 1000 * UTM)])
+@pytest.mark.parametrize("scale, origin", [(1e-8, np.zeros(3)), (3e4, np.zeros(3)), (1, UTM), (1000, 1000 * UTM)])
 def test_captures_of_any_unit_and_place_that_are_fine(name: str, scale: float, origin: np.ndarray, tmp_path: Path):
-    """The frame has the same numbers whatever the unit and the origin, and no warning but that of a guess."""
-    poses = LAYOUTS[name].copy()
+    """The frame has the same numbers whatever the unit, axes and origin, and no warning but that of a guess."""
+    poses, change = LAYOUTS[name], (similarity(0)[0], origin, scale)
     points = points_around({"grid": (0, 9, 0), "corridor": (33, 0, 1.6)}.get(name, (0, 0, 0.5)), 0.6)
     one = load_scene(str(write_capture(tmp_path / "one", poses, points=points))).transform
-    poses[:, :, 3] = scale * poses[:, :, 3] + origin
-    frame = load_scene(str(write_capture(tmp_path / name, poses, points=scale * points + origin))).transform
+    elsewhere = write_capture(tmp_path / name, moved(poses, change), points=moved(points, change))
+    frame = load_scene(str(elsewhere)).transform
     ours = [line for line in frame.warnings() if any(word in line for word in ("training", "unit", "positions"))]
-    assert not ours
+    assert not ours and frame.kind == one.kind
     assert (frame.near, frame.far) == pytest.approx((one.near, one.far), rel=1e-3)
     assert frame.scale * scale == pytest.approx(one.scale, rel=1e-6)
-
-
-def test_poses_of_another_unit_than_the_box(tmp_path: Path):
-    folder = str(write_capture(tmp_path / "odd", standing(1e-4 * RING)))
-    (warning,) = load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).transform.warnings()
-    assert_names(warning, "data.box", "3.46")
-    folder = str(write_capture(tmp_path / "fine", ring(20)))
-    assert not load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).transform.warnings()
-
-
-def test_a_box_is_in_the_coordinates_of_the_files_which_must_not_be_far_away(tmp_path: Path, capsys):
-    folder, box = str(write_capture(tmp_path / "far", FAR)), [*(UTM - 40), *(UTM + 40)]
-    assert run_main(inspect, folder, "--data.box", *map(str, box)) == 1
-    assert_names(capsys.readouterr().out, "digits end at 0.5", "leave out data.box", "subtract one point")
-    assert not any("subtract" in line for line in load_scene(folder).transform.warnings())
+    np.testing.assert_allclose(frame.to_model(moved(poses, change)), one.to_model(poses), atol=1e-5)
+    np.testing.assert_allclose(frame.box, one.box, atol=1e-5)
 
 
 def test_a_solve_that_failed_and_a_lens_that_folds_are_not_ready_to_train(tmp_path: Path, capsys):
@@ -208,23 +205,11 @@ def test_a_solve_that_failed_and_a_lens_that_folds_are_not_ready_to_train(tmp_pa
     assert_names(capsys.readouterr().out, "OPENCV", "k1 -3", "folds")
 
 
-def with_points(folder: Path) -> str:
-    return str(write_capture(folder / "ring", ring(20), points=points_around((0, 0, 0.5), 0.2)))
-
-
-@pytest.mark.parametrize("box", ["2.2 2.2 2.2 2.7 2.7 2.7", "1 -3 -3 7 3 3"])
-def test_a_box_beside_the_scene_is_not_ready_to_train(box: str, tmp_path: Path, capsys):
-    """Also one that many rays meet, but that nothing is in."""
-    for folder in (with_points(tmp_path), write_capture(tmp_path / "bare", ring(20))):
-        assert run_main(inspect, folder, "--data.box", *box.split()) == 1
-        assert_names(capsys.readouterr().out, "data.box", "of the rays of the training views meet it", "look at (")
-
-
 def test_a_box_that_next_to_no_ray_meets_is_refused_before_a_run_is_replaced(tmp_path: Path):
     (run := tmp_path / "run").mkdir()
     (run / ".nerfkit").write_text("nerfkit run\nmetrics.jsonl\n")
     (run / "metrics.jsonl").write_text("{}\n")
-    options = ["--data.path", with_points(tmp_path), "--out", run, *SMALL]
+    options = [write_capture(tmp_path / "ring", ring(20), points=OBJECT), "--out", run, *SMALL]
     with raises_mentioning(SceneError, "data.box", "100.0", "101.0", "almost no ray"):
         run_main(train, *options, "--overwrite", "--data.box", "100", "100", "100", "101", "101", "101")
     assert (run / "metrics.jsonl").read_text() == "{}\n"

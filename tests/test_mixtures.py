@@ -63,40 +63,30 @@ def test_a_damaged_file_is_read_or_refused_in_a_line(format: str, made, tmp_path
 # ---- faults of two
 
 
-def damaged(file: Path, chance: random.Random) -> None:
-    file.write_bytes(mutated(file.read_bytes(), np.random.default_rng(chance.randrange(2**32))))
+FAULTS = "damaged", "gone", "a folder", "a broken link", "renamed", "of another", "another image"
 
 
-def gone(file: Path, chance: random.Random) -> None:
-    file.unlink()
-
-
-def a_folder(file: Path, chance: random.Random) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-def a_broken_link(file: Path, chance: random.Random) -> None:
-    file.unlink()
-    file.symlink_to(chance.choice(["nowhere", file.name, "/dev/zero"]))
-
-
-def renamed(file: Path, chance: random.Random) -> None:
-    file.rename(file.with_name(chance.choice([file.name.upper(), f"{file.name}{file.suffix}", f"\x1b[31m{file.name}"])))
-
-
-def of_another(file: Path, chance: random.Random) -> None:
+def spoil(file: Path, fault: str, chance: random.Random) -> None:
+    content = file.read_bytes()
     others = sorted(other for other in file.parent.rglob("*") if other.is_file() and not other.is_symlink())
-    file.write_bytes(chance.choice(others).read_bytes())
-
-
-def another_image(file: Path, chance: random.Random) -> None:
-    mode = chance.choice(["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
-    size = chance.choice([(26, 22), (52, 44), (22, 26), (1, 1), (2, 999)])
-    Image.new(mode, size, chance.randrange(2)).save(file, format="JPEG" if mode == "CMYK" else "PNG")
-
-
-FAULTS = [damaged, gone, a_folder, a_broken_link, renamed, of_another, another_image]
+    file.unlink()
+    match fault:
+        case "damaged":
+            file.write_bytes(mutated(content, np.random.default_rng(chance.randrange(2**32))))
+        case "a folder":
+            file.mkdir()
+        case "a broken link":
+            file.symlink_to(chance.choice(["nowhere", file.name, "/dev/zero"]))
+        case "renamed":
+            names = [file.name.upper(), f"{file.name}{file.suffix}", f"\x1b[31m{file.name}"]
+            file.with_name(chance.choice(names)).write_bytes(content)
+        case "of another":
+            other = chance.choice(others)
+            file.write_bytes(content if other == file else other.read_bytes())
+        case "another image":
+            mode = chance.choice(["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
+            size = chance.choice([(26, 22), (52, 44), (22, 26), (1, 1), (2, 999)])
+            Image.new(mode, size, chance.randrange(2)).save(file, format="JPEG" if mode == "CMYK" else "PNG")
 
 
 def mixture(made: dict[str, Path], folder: Path, chance: random.Random) -> list[str]:
@@ -114,21 +104,15 @@ def mixture(made: dict[str, Path], folder: Path, chance: random.Random) -> list[
         descriptions = [file for file in files if file.parent.name not in ("images", "masks")]
         file = chance.choice(descriptions if descriptions and chance.random() < 0.6 else files)
         if file.stat().st_size:
-            fault = chance.choice(FAULTS)
-            fault(file, chance)
-            said.append(f"{file.relative_to(folder)} {fault.__name__}")
+            spoil(file, fault := chance.choice(FAULTS), chance)
+            said.append(f"{file.relative_to(folder)} {fault}")
     return said
 
 
-def content_of(folder: Path) -> dict[str, object]:
+def content_of(folder: Path) -> dict[Path, object]:
     """Of each file, link and folder."""
-
-    def content(path: Path) -> object:
-        if path.is_symlink():
-            return os.readlink(path)
-        return path.read_bytes() if path.is_file() else None
-
-    return {str(path): content(path) for path in folder.rglob("*")}
+    links = {path: os.readlink(path) for path in folder.rglob("*") if path.is_symlink()}
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} | links
 
 
 @pytest.mark.parametrize("part", range(6))

@@ -74,19 +74,6 @@ def test_panoramas_see_all_around(name: str, tracked: bool):
     np.testing.assert_allclose(frame.center, poses[:, :, 3].mean(0))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_similarity_of_the_input_changes_nothing(name: str):
-    poses, change = LAYOUTS[name], similarity(0)
-    points = cloud((0, 5, 0), 0.4, len(poses))
-    other_points = replace(points, positions=moved(points.positions, change))
-    for used, other_used in ((None, None), (points, other_points)):
-        frame, other = find_scene_transform(poses, used), find_scene_transform(moved(poses, change), other_used)
-        assert frame.kind == other.kind
-        assert np.abs(frame.to_model(poses) - other.to_model(moved(poses, change))).max() < 1e-6
-        assert (frame.near, frame.far) == pytest.approx((other.near, other.far), rel=1e-6)
-        assert np.abs(frame.box - other.box).max() < 1e-6
-
-
 def test_round_trip():
     poses = moved(LAYOUTS["corridor"], similarity(7))
     frame, points = find_scene_transform(poses), poses[:, :, 3]
