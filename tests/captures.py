@@ -72,8 +72,8 @@ def check_refused(read: Callable[[Path], object], folder: Path, *named: str) -> 
     return message
 
 
-def is_read(read: Callable[[Path], Capture], folder: Path) -> bool:
-    """Whether a capture is read; only a SceneError of one line may come of it else."""
+def refusal(read: Callable[[Path], Capture], folder: Path) -> str:
+    """Why a capture is not read, in one line, or nothing if it is; no other error may come of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Reading", UserWarning)  # NumPy's, of headers that it mends
@@ -81,14 +81,14 @@ def is_read(read: Callable[[Path], Capture], folder: Path) -> bool:
             capture = read(folder)
         except SceneError as error:
             assert_short(str(error))
-            return False
+            return str(error)
     assert all(np.isfinite(image.camera_to_world).all() for image in capture.images)
     assert all(note.text.isprintable() for note in capture.notes)
     if capture.points is not None:
         assert np.isfinite(capture.points.positions).all()
         assert capture.points.track_lengths.sum() == len(capture.points.views)
         assert (capture.points.views < len(capture.images)).all() and (capture.points.views >= 0).all()
-    return True
+    return ""
 
 
 def mutated(content: bytes, generator: np.random.Generator) -> bytes:

@@ -16,10 +16,8 @@ from PIL import Image
 import nerfkit
 from nerfkit.commands.inspect import examine
 from nerfkit.config import DataConfig
-from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points
-from nerfkit.data.depth import seen_in_front
 from nerfkit.data.images.batch import SIGHTED
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
@@ -218,13 +216,6 @@ def test_sparse_points_are_rays_of_known_length(tmp_path, tracked):
     names = {trainer.scene.split("train").names[view] for view in batch.view[some].tolist()}
     assert names == {"r_01", "r_02", "r_03"} if tracked else len(names) > 9
     assert trainer_of(tmp_path, None).views.sightings is None, "auto: only where there are depth images"
-
-
-def test_a_panorama_sees_points_all_around_it():
-    cameras = Cameras.from_lenses(torch.eye(4)[None, :3], [PANORAMA])
-    points = torch.tensor([(0.0, 0, -2), (0.1, 0, 3), (0.2, 0, 6), (4.0, 0, 0), (0.1, -5, 0)])
-    _, seen = seen_in_front(cameras, points)
-    assert sorted(seen.tolist()) == [0, 1, 3, 4]
 
 
 def test_depth_that_is_asked_for_has_to_be_there(tmp_path):

@@ -210,23 +210,6 @@ def test_poses_of_other_programs_are_named_before_poses_are_found_anew(name: str
     assert_names(capsys.readouterr().out, "warning: ", Path(name).name, *named)
 
 
-DAMAGED = {  # a format, one of its files, what is in it instead, and what the error names
-    "record3d": ("metadata.json", '{"K": [1], "poses": [], "w": 1, "h": 1}', "'poses'"),
-    "polycam": ("keyframes/corrected_cameras/r_00.json", '{"fx": 1}', "t_00"),
-    "nsvf": ("intrinsics.txt", "1 2\n", "f cx cy"),
-    "scannet": ("pose/r_00.txt", "1 0 0\n", "r_00.txt"),
-    "idr": ("cameras_sphere.npz", "PK", "cameras_sphere.npz"),
-}
-
-
-@pytest.mark.parametrize("format", DAMAGED)
-def test_damaged_files_of_the_small_formats_are_named(format: str, tmp_path: Path):
-    name, content, named = DAMAGED[format]
-    WRITERS[format](tmp_path, capture_in(tmp_path, [PINHOLE] * 3))
-    (tmp_path / name).write_text(content)
-    check_refused(load, tmp_path, Path(name).name, named)
-
-
 def test_splits_and_lost_poses_of_the_small_formats(tmp_path: Path):
     WRITERS["nsvf"](tmp_path, capture_in(tmp_path, [PINHOLE] * 5))
     for place, ending in (("rgb", "png"), ("pose", "txt")):

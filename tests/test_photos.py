@@ -118,12 +118,8 @@ def test_a_model_is_made_once_and_only_of_the_same_photos(tmp_path, registers, c
 
 def test_poses_of_a_run_are_never_found_anew(tmp_path, registers, capsys, monkeypatch):
     """Those would be in another frame. Where they are is kept whole, and may be said anew."""
-    photos, kept, run = (
-        capture_in(tmp_path / "photos", [PINHOLE] * 3).images[0].file.parent,
-        tmp_path / "kept",
-        tmp_path / "run",
-    )
-    gone = tmp_path / "poses" / "sparse"
+    capture_in(tmp_path / "photos", [PINHOLE] * 3)
+    photos, kept, run, gone = (tmp_path / name for name in ("photos/images", "kept", "run", "poses/sparse"))
     monkeypatch.chdir(tmp_path)
     registers.append(3)
     call(train, photos, *SMALL, "--data.sfm_dir", "poses", "--out", run)
@@ -144,9 +140,7 @@ def test_poses_of_a_run_are_never_found_anew(tmp_path, registers, capsys, monkey
     call(train, "--resume", run, "--trainer.steps", 3, "--data.sfm_dir", kept)
 
 
-def test_inspection_says_what_would_be_done_and_looks_for_poses_only_where_a_folder_is_named(
-    tmp_path, registers, capsys, monkeypatch
-):
+def test_inspection_looks_for_poses_only_where_a_folder_is_named(tmp_path, registers, capsys, monkeypatch):
     monkeypatch.setattr(inspect, "find_spec", lambda name: True)  # `registers` stands for pycolmap
     capture_in(photos := tmp_path / "my photos", [PINHOLE] * 3)
     (film := tmp_path / "film.mp4").write_bytes(b"not read yet")

@@ -15,15 +15,8 @@ from PIL import Image
 from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.images.batch import (
-    REFRESH_EVERY,
-    Batch,
-    ImagePool,
-    ResidentPixels,
-    StreamingPixels,
-    TrainingViews,
-    pixel_source,
-)
+from nerfkit.data.images import batch
+from nerfkit.data.images.batch import REFRESH_EVERY, Batch, ImagePool, ResidentPixels, StreamingPixels, TrainingViews
 from nerfkit.data.images.pixels import image_header, read_image, read_mask
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
@@ -169,10 +162,10 @@ def test_the_loss_is_the_weighted_mean_of_squared_errors():
     background = torch.tensor([[1.0, 1, 1], [0, 0, 0.5], [0.2, 0.4, 0.6], [0, 0, 0]])
     color = torch.tensor([[0.5, 0, 0], [0, 0, 0], [0.2, 0.4, 0.6], [1, 1, 1]])
     weight = torch.tensor([1.0, 3.0, 1.0, 0.0])
-    batch = Batch(None, pixels, weight, background, torch.zeros(4))
+    drawn = Batch(None, pixels, weight, background, torch.zeros(4))
     errors = [0.5**2 / 3, (0.4**2 + (0.6 * 0.5) ** 2) / 3, 0.0]
     wanted = (errors[0] + 3 * errors[1] + errors[2]) / 5
-    loss = squared_error(Rendering(color, torch.ones(4), torch.ones(4)), batch)["mse"]
+    loss = squared_error(Rendering(color, torch.ones(4), torch.ones(4)), drawn)["mse"]
     assert loss.item() == pytest.approx(wanted, rel=1e-5)
 
 
@@ -224,9 +217,7 @@ def test_all_directions_of_panoramas_are_equally_likely(windowed: bool, sizes: l
     drawn = views.draw(200_000)
     view, row, column = drawn.pixels.long().unbind(-1)
     torch.testing.assert_close(drawn.rays.directions, cameras.rays(view, column, row).directions)
-    assert drawn.jitter.mean() == pytest.approx(0.5, abs=0.01) and drawn.jitter.std() == pytest.approx(
-        12**-0.5, abs=0.01
-    )
+    assert (drawn.jitter.mean().item(), drawn.jitter.std().item()) == pytest.approx((0.5, 12**-0.5), abs=0.01)
     is_around = drawn.view < 7
     up = drawn.rays.directions[is_around, 1]
     assert up.abs().mean() == pytest.approx(0.5, abs=0.02) and up.square().mean() == pytest.approx(1 / 3, abs=0.02)
@@ -260,16 +251,15 @@ def test_a_device_too_small_for_a_few_images_is_refused():
 @pytest.mark.cuda
 def test_images_beyond_half_of_the_memory_go_through_a_window():
     device = torch.device("cuda", torch.cuda.current_device())
-    pool = ImagePool(
-        torch.randint(256, (64 * 2**20, 4), dtype=torch.uint8), 2**20 * torch.arange(64), ((1024, 1024),) * 64
-    )
+    pixels = torch.randint(256, (64 * 2**20, 4), dtype=torch.uint8)
+    pool = ImagePool(pixels, 2**20 * torch.arange(64), ((1024, 1024),) * 64)
     total = torch.cuda.mem_get_info(device)[1]
-    assert isinstance(pixel_source(pool, device, 100_000), ResidentPixels)
+    assert isinstance(batch.pixel_source(pool, device, 100_000), ResidentPixels)
     torch.cuda.empty_cache()
     allowed = torch.cuda.memory_reserved(device) + 2 * 100 * 2**20
     torch.cuda.set_per_process_memory_fraction(allowed / total, device)
     try:
-        source = pixel_source(pool, device, 100_000)
+        source = batch.pixel_source(pool, device, 100_000)
         assert isinstance(source, StreamingPixels) and 20 <= source.n_slots <= 25
         for step in range(0, 40 * REFRESH_EVERY, 8):
             source.advance(step)

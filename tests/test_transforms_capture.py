@@ -60,6 +60,7 @@ def frame_of(content: dict, index: int = 0, **values) -> dict:
         ({"aabb_scale": 4, "camera_model": "PINHOLE"}, {}, "nerfstudio", "aabb_scale"),
         ({}, {"colmap_im_id": 1}, "nerfstudio", "has colmap_im_id"),
         ({}, {}, "what both share", "no key"),
+        ({"is_fisheye": True, "camera_model": "PINHOLE"}, {}, "3 of 3", "is_fisheye"),
     ],
 )
 def test_dialects(tmp_path, values: dict, of_frame: dict, program: str, named: str):
@@ -246,11 +247,6 @@ TWELFTHS = tuple(n / 99 for n in range(12))
 )
 def test_lenses(tmp_path, values: dict, model: str, params: tuple):
     assert read(put(tmp_path, content_of(**values))).images[0].lens == Lens(model, params, 40, 30)
-
-
-def test_camera_model_beats_is_fisheye_and_says_so(tmp_path):
-    notes = read(put(tmp_path, content_of(is_fisheye=True, camera_model="PINHOLE"))).notes
-    assert any("is_fisheye" in note.text and "3 of 3" in note.text for note in notes)
 
 
 @pytest.mark.parametrize("by", [{"x_fov": 60.0}, {"camera_angle_x": np.pi / 3}, {"x_fov": 60, "camera_angle_x": 1.05}])
