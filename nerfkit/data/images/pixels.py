@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
 from torch import Tensor
 
 from nerfkit.errors import SceneError
@@ -25,6 +26,10 @@ FILE_LIMIT = 2**31  # bytes
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
 DECODING_BYTES = 30  # of a pixel, at most (measured), to decode and resize it
 ORIENTATION = 274  # tag of EXIF
+TRANSPOSES = {  # by orientation: how stored pixels become what was seen
+    2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
+}  # fmt: skip
 REMEDY = "copy it again, or take it away: images that are missing are left out, except in LLFF captures"
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
 OPAQUE = 254  # level of alpha from which on a pixel is
@@ -63,7 +68,9 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
             what = f"image {printable(path)} is transparent in places, where others are opaque"
             raise SceneError(f"{what}; save all of them without alpha")
-        image = _eight_bits(image if header.turn == 1 else ImageOps.exif_transpose(image), header.bits)
+        image = _eight_bits(image, header.bits)
+        if header.turn != 1:
+            image = image.transpose(TRANSPOSES[header.turn])
         if image.size != (width, height):
             # Pillow averages RGBA with colors weighted by alpha.
             image = image.convert(mode).resize((width, height), Image.Resampling.BOX)
@@ -90,8 +97,8 @@ def thinned_image(path: Path, header: ImageHeader) -> tuple[np.ndarray, int, int
     with _opened(path) as image:
         _decode(image, path)
         lowest, highest = _levels(image, True).getextrema() if header.has_alpha else (255, 255)
-        image = _thinned(image if header.turn == 1 else ImageOps.exif_transpose(image), header)
-        return np.asarray(image), lowest, highest
+        image = _thinned(image, header)
+        return np.asarray(image.transpose(TRANSPOSES[header.turn]) if header.turn != 1 else image), lowest, highest
 
 
 def _thinned(image: Image.Image, header: ImageHeader) -> Image.Image:
@@ -154,7 +161,7 @@ def _header(image: Image.Image) -> ImageHeader:
 
 def _orientation(image: Image.Image) -> int:
     orientation = image.getexif().get(ORIENTATION, 1)
-    return orientation if orientation in range(1, 9) else 1
+    return orientation if orientation in TRANSPOSES else 1
 
 
 def _decode(image: Image.Image, path: Path) -> None:
