@@ -52,7 +52,7 @@ def test_a_path_of_nerfstudio_and_its_size(tmp_path):
     edge = cameras.positions[1] + cameras.camera_to_world[1, :, :3] @ (up - torch.tensor([0.0, 0, 1]))
     pixel, depth = cameras.project(edge[None], 1)
     assert torch.allclose(pixel[0], torch.tensor([120.0, 0.0]), atol=1e-3) and depth[0] == pytest.approx(1)
-    asked = paths.with_size(cameras, 100, 100)
+    asked = paths.read_path(file, (8, 8), (100, 100))
     assert asked.size() == (100, 100) and asked.focal[0, 0] == pytest.approx(50 / math.tan(math.radians(25)))
     content = nerfstudio()
     del content["render_width"], content["render_height"]
@@ -99,16 +99,15 @@ SIDES = {"camera_angle_x": 2 * math.atan(1.5), "camera_angle_y": 2 * math.atan(1
 @pytest.mark.parametrize(
     "content, asked, focal",
     [
-        ({**SIDES, "frames": ENLARGED["frames"]}, (8, 8), (4, 4)),
+        ({**SIDES, "frames": ENLARGED["frames"]}, None, (4, 4)),
         ({**SIDES, "frames": ENLARGED["frames"]}, (90, 60), (30, 30)),
         ({"frames": [ENLARGED["frames"][0] | SIDES]}, (80, 60), (30, 30)),
-        ({"fl_x": 40, "fl_y": 50, "frames": ENLARGED["frames"]}, (8, 8), (40, 50)),
+        ({"fl_x": 40, "fl_y": 50, "frames": ENLARGED["frames"]}, None, (40, 50)),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*focal length")
 def test_angles_of_images_of_another_shape_keep_pixels_square(tmp_path, content, asked, focal):
-    cameras = paths.with_size(paths.read_path(write(tmp_path, content), (8, 8)), *asked)
-    assert cameras.focal[0].tolist() == pytest.approx(focal)
+    assert paths.read_path(write(tmp_path, content), (8, 8), asked).focal[0].tolist() == pytest.approx(focal)
 
 
 @pytest.mark.parametrize("fov", [0.01, 179.5])
@@ -204,7 +203,7 @@ def test_a_path_that_is_saved_is_loaded_and_rendered_the_same(path, tmp_path, fr
     for ours, theirs in zip(path.keyframes, loaded.keyframes, strict=True):
         assert np.allclose(ours.pose, theirs.pose, rtol=0, atol=1e-5)
         assert (ours.fov, ours.seconds) == pytest.approx((theirs.fov, theirs.seconds))
-    cameras = paths.read_path(file, (8, 8), frame)  # as `nerfkit render --cameras` reads it
+    cameras = paths.read_path(file, (8, 8), transform=frame)  # as `nerfkit render --cameras` reads it
     wanted = path.cameras()
     torch.testing.assert_close(cameras.camera_to_world, wanted.camera_to_world, rtol=0, atol=1e-5)
     torch.testing.assert_close(cameras.focal, wanted.focal)

@@ -234,7 +234,7 @@ def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
         ("train", (*few, "--eval.split", "val"), ("eval.split", "val", "train", "test")),
         ("view", (run, "--viewer.port", 70000), ("--viewer.port", "65535", "70000")),
         ("export", ("run",), ("after the run folder", "mesh")),
-        ("export", (run, "splat"), (f"{run} splat", "did you mean splats?")),
+        ("export", (run, "splat"), ("'splat'", "did you mean splats?")),
     ):
         assert_names(call(command, *words, status=1), *named)
     (run / "config.toml").write_text((run / "config.toml").read_text().replace('/scene"', '/gone"'))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from nerfkit import config
+from nerfkit.commands import options as cli
 from nerfkit.commands import train
 from nerfkit.commands.options import parse, train_options
 from nerfkit.config import BASE, FIELD, Config, ResolvedConfig, flat, to_dict
@@ -198,20 +199,23 @@ def test_resume_ignores_nothing(tmp_path):
     "command, arguments, named",
     [
         ("train", "--trainer.setps 5", "--trainer.steps"),
-        ("train", "scene --steps 3", "--trainer.steps"),
-        ("train", "--data scene", "--data.path"),
-        ("train", "scene --viewr", "--viewer"),
-        ("train", "scene --banana 3", "--banana"),
-        ("render", "run --cam orbit", "--cameras"),
-        ("export", "run mesh --resolutoin 3", "--resolution"),
-        ("doctor", "x", "Unrecognized options: x"),
-        ("render", "run --outputs rgb depth --fps 3", "Unrecognized options: depth"),
-        ("render", "run --size 640x360", "--size WIDTH HEIGHT"),
-        ("train", "--viewer scene", "--viewer: expected true or false, got 'scene'"),
+        ("train", "--trainer.device cpu", "did you mean --device?"),
+        ("train", "scene --output run", "no option --output; did you mean --out?"),
+        ("train", "scene --steps=3", "did you mean --trainer.steps?"),
+        ("train", "scene --trainer.stepz 3", "did you mean --trainer.steps?"),
+        ("train", "--data scene", "did you mean --data.path or "),
+        ("train", "scene --viewr", "did you mean --viewer?"),
+        ("train", "scene --banana 3", "no option --banana\n"),
+        ("render", "run --cam orbit", "did you mean --cameras?"),
+        ("export", "run mesh --resolutoin 3", "did you mean --resolution?"),
+        ("doctor", "x", "'x'"),
+        ("render", "run --outputs rgb depth --fps 3", "--outputs rgb,depth"),
+        ("render", "run --size 640x360", "--size 640 360"),
     ],
 )
 def test_arguments_that_are_refused_get_a_hint(command: str, arguments: str, named: str):
     assert named in call(f"scripts/{command}.py", *arguments.split(), status=2)
+    assert cli.hints("render", ["run", "--size", "640", "360", "--outputs", "rgb,depth"]) == []
 
 
 def test_options_that_could_not_be_read_again_are_refused():

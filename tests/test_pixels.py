@@ -28,7 +28,7 @@ HEIGHT, WIDTH = 5, 7
 GRAY = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH) * 7
 RGB = np.stack([GRAY, GRAY[::-1], 255 - GRAY], axis=-1)
 RGBA = np.concatenate([RGB, 255 - GRAY[..., None] // 2], axis=-1)
-LEVELS_16 = np.linspace(0, 65535, 300 * WIDTH).astype(">u2").reshape(300, WIDTH)
+LEVELS_16 = np.linspace(0, 65535, 300 * WIDTH).astype(">u2").reshape(300, WIDTH)  # of several bands of rows
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:

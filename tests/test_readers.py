@@ -99,8 +99,8 @@ XYZ = "property float x\nproperty float y\nproperty float z\n"
 RGB = "property uchar red\nproperty uchar green\nproperty uchar blue\n"
 
 
-def header(properties: str = XYZ + RGB, format: str = "ascii", count=2, after: str = "") -> str:
-    return f"ply\nformat {format} 1.0\ncomment by hand\nelement vertex {count}\n{properties}{after}end_header\n"
+def header(properties: str = XYZ + RGB, format: str = "ascii", count=2, before: str = "", after: str = "") -> str:
+    return f"ply\nformat {format} 1.0\ncomment by hand\n{before}element vertex {count}\n{properties}{after}end_header\n"
 
 
 def put(folder: Path, text: str, body: bytes = b"") -> Path:
@@ -120,7 +120,7 @@ NORMALS = "property double nx\n"
     [
         (header(), BODY),
         (header().replace("\n", "\r\n"), BODY.replace(b"\n", b"\r\n")),
-        (header(after="comment up to end_header\n" + FACES), BODY + b"3 0 1 2\n"),
+        (header(before=FACES + "comment up to end_header\n"), b"3 0 1 2\n" + BODY),
         (header(format="binary_little_endian"), BINARY),
         (header(XYZ.replace("float", "double") + NORMALS + RGB, "binary_little_endian"), DOUBLES),
     ],
@@ -144,7 +144,7 @@ BAD = {
     "x_twice": (header(XYZ + XYZ), BODY, "different names"),
     "truncated_text": (header(count=3), BODY, "3"),
     "truncated_binary": (header(format="binary_little_endian"), BINARY[:-1], "truncated", "2"),
-    "color_256": (header(), BODY.replace(b"255", b"256"), "'256'", "colors"),
+    "color_256": (header(), BODY.replace(b"255", b"256"), "red", "255"),
     "nan": (header(), BODY.replace(b"2e1", b"nan"), "point 1", "nan"),
     "no_format": (header().replace("format ascii 1.0\n", ""), BODY, "format", "ascii"),
 }

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import cleandoc
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
@@ -18,8 +21,8 @@ from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
-from nerfkit.option_types import METRES, Switch, Text, Texts, Words, integer, number, unset
-from nerfkit.safe_io import did_you_mean, printable, shell_join
+from nerfkit.option_types import BOOLEANS, METRES, Switch, Text, Texts, Words, integer, number, unset
+from nerfkit.safe_io import ALIKE, did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
@@ -235,22 +238,58 @@ def usage() -> str:
 
 
 def parse(command: str, arguments: list[str]) -> Any:
-    """Options of `command`; ends the process after --help, and with status 2 after what is said of a wrong one."""
-    if command == "train":
-        return train_options(arguments)
-    if command == "export":
-        return export_options(arguments)
-    options = parsed(OPTIONS[command], command, arguments)
-    if command == "inspect":
-        take_scene(options, options.data.path or None)
-    return options
+    """Options of `command`; ends the process after --help, and with status 2 after a line on what is refused."""
+    try:
+        if command == "train":
+            return train_options(arguments)
+        if command == "export":
+            return export_options(arguments)
+        options = parsed(OPTIONS[command], command, arguments)
+        if command == "inspect":
+            take_scene(options, options.data.path or None)
+        return options
+    except SystemExit as end:
+        for line in hints(command, arguments) if end.code == 2 else ():
+            print(line, file=sys.stderr)
+        raise
 
 
 def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
+    """An instance of the dataclass `kind`; ends the process for words that are left over."""
     given = {} if default is None else {"default": default}
-    options = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", **given, **TYRO)
+    options, left = tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", return_unknown_args=True, **given, **TYRO)
+    if left:
+        typed = [word.partition("=")[0] for word in left if word.startswith("-")]
+        said = [f"error: there is no option {printable(option)}{meant(option, kind)}" for option in typed]
+        said = said or [f"error: {printable(left[0])!r} is one word too many: it belongs to no option"]
+        print(*said, f"nerfkit {command} --help shows all options", sep="\n", file=sys.stderr)
+        sys.exit(2)
     check_values(options, "--")
     return options
+
+
+def meant(option: str, kind: type) -> str:
+    """The end of a message: at most three options, whose names are spelt like the one that was typed, or are a part of
+    it or the other way round."""
+    name = option.lstrip("-").replace("-", "_").rpartition(".")[2]
+
+    def alike(other: str) -> float:
+        last = other.lstrip("-").rpartition(".")[2]
+        is_part = len(name) > 2 and (name in last or last in name or other.startswith(f"--{name}."))
+        return is_part + difflib.SequenceMatcher(None, name, last).ratio()
+
+    near = sorted((other for other in option_names(kind) if alike(other) >= ALIKE), key=alike, reverse=True)[:3]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def option_names(kind: type, prefix: str = "--") -> Iterator[str]:
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        marks = getattr(hint, "__metadata__", ())
+        own = [f"--{mark.name}" for mark in marks if getattr(mark, "name", None)]
+        if is_dataclass(hint):
+            yield from option_names(hint, f"{prefix}{name}.")
+        elif tyro.conf.Positional not in marks:
+            yield own[0] if own else f"{prefix}{name}"
 
 
 def take_scene(options: Any, path: str | None) -> None:
@@ -272,9 +311,12 @@ def export_options(arguments: list[str]) -> ExportOptions:
         return parsed(KINDS[kind], f"export {kind}", rest)
     asked = arguments[:1] in (["-h"], ["--help"])
     if arguments and not asked:
-        meant = "".join(did_you_mean(word, KINDS) for word in arguments[:2] if not os.path.exists(word))
-        typed = printable(shell_join(*arguments[:2]))
-        raise UserError(f"cannot export {typed}: after the run folder comes one of {', '.join(KINDS)}{meant}")
+        words = [word for word in arguments[:2] if not word.startswith("-")]
+        unknown = [word for word in words if not os.path.exists(word)]
+        meant = next(filter(None, (did_you_mean(word, KINDS) for word in unknown)), "")
+        is_kind = unknown and (meant or words[1:])
+        said = f"cannot export {unknown[-1]!r:.80}" if is_kind else "what to export is not said"
+        raise UserError(f"{said}; after the run folder comes one of {', '.join(KINDS)}{meant}")
     kinds = "|".join(KINDS)
     print(f"usage: nerfkit export RUN {kinds} [OPTIONS]   (options of each, e.g.: nerfkit export mesh --help)")
     sys.exit(0 if asked else 2)
@@ -304,6 +346,20 @@ def train_options(arguments: list[str]) -> TrainOptions:
             "or --resume to train a new run"
         )
     return options
+
+
+def hints(command: str, arguments: list[str]) -> list[str]:
+    found = []
+    for place, word in enumerate(arguments):
+        option = word.partition("=")[0]
+        values = list(takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :]))
+        if option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
+            found.append("--size takes a width and a height: --size 640 360")
+        elif option == "--outputs" and len(values) > 1:
+            found.append(f"--outputs takes names with commas between: --outputs {shell_join(','.join(values))}")
+        elif command == "train" and option in ("--viewer", "--overwrite") and values and values[0] not in BOOLEANS:
+            found.append(f"the scene comes first: nerfkit train {shell_join(values[0])} {option}")
+    return found
 
 
 def first_look(arguments: list[str]) -> argparse.Namespace:

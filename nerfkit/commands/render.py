@@ -91,7 +91,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     if options.frames and (is_file or path in with_cameras):
         raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --cameras")
     if is_file:
-        cameras = paths.read_path(Path(path), like.size(0), run.transform)
+        cameras = paths.read_path(Path(path), like.size(0), options.size, run.transform)
     elif path in with_cameras:
         cameras = run.cameras(path)
     elif path == "orbit":

@@ -63,7 +63,7 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
     if turned := [name for name, header in headers.items() if header.turn != 1]:
         what = f"turned by their EXIF orientation: {len(turned)} of {len(headers)} images ({first_of(turned)})"
         notes.append(f"{what}, so that the poses have to be of the turned images")
-    n_threads = threads_to_decode(headers.values(), THREADS)
+    n_threads = threads_to_decode(max((header.decoding_bytes for header in headers.values()), default=1), THREADS)
     with ThreadPoolExecutor(max(1, n_threads)) as pool:
         largest, of_alpha, _ = _largest(pool, masks, FEW_LEVELS)
         notes += ["masks are the alpha of their files"] * bool(of_alpha)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import io
 import re
 import reprlib
-from itertools import islice
+import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,37 +31,52 @@ WANTED = {**dict.fromkeys(POSITION, ("<f4", "<f8")), **dict.fromkeys(COLOR, ("u1
 GRAY = 128  # of points without color
 
 
+class _Element(NamedTuple):
+    name: str
+    count: int
+    fields: list[tuple[str, str]]  # name and numpy's type, '' of a list
+
+    def type(self, where: str) -> np.dtype:
+        names = [name for name, _ in self.fields]
+        if len(set(names)) != len(names) or not all(kind for _, kind in self.fields):
+            wanted = f"properties of '{printable(self.name)}' must be single numbers of different names"
+            raise SceneError(f"{where}: {wanted}, no lists, got {printable(', '.join(names))}")
+        return np.dtype(self.fields)
+
+
 def read_points(file: Path) -> Points:
     """The points of a PLY file, of which no image is known; gray where it has no colors."""
     content, where = read_regular(file, FILE_LIMIT, "point cloud", SceneError), printable(file)
-    head = re.match(rb"ply\s(.*?)^end_header\s*?\n", content[:HEADER_LIMIT], re.S | re.M)
-    if head is None:
+    mark = next((line.start() for line in re.finditer(rb"^end_header\s", content[:HEADER_LIMIT], re.M)), -1)
+    start = content.find(b"\n", mark) + 1
+    if not content.startswith(b"ply") or mark < 0 or not start:
         raise SceneError(f"{where} is no PLY file: no header from 'ply' to 'end_header' is at its start")
-    format, count, types = _header(head[1].decode("latin-1"), where)
+    format, elements = _header(content[:mark].decode("latin-1"), where)
+    index = next((index for index, element in enumerate(elements) if element.name == "vertex"), None)
+    if index is None:
+        raise SceneError(f"{where}: the element 'vertex' is missing")
+    before, vertex = elements[:index], elements[index]
+    kind, types = vertex.type(where), dict(vertex.fields)
     names = POSITION + COLOR if types.keys() & set(COLOR) else POSITION
     for name in names:
         if types.get(name) not in WANTED[name]:
             wanted = "float or double" if name in POSITION else "uchar (0 to 255)"
             raise SceneError(f"{where}: the property '{name}' of 'vertex' is missing, or is not {wanted}")
-    kind = np.dtype([*types.items()])
-    table = np.zeros(0, kind)
-    try:
-        if format == "binary_little_endian":
-            table = np.frombuffer(content, kind, count, head.end())
-        elif count:
-            lines = islice(io.BytesIO(content[head.end() :]), count)
-            table = np.loadtxt(lines, kind, comments=None, ndmin=1)
-    except ValueError as error:
-        what = f"'vertex' must be {count} points of {len(types)} numbers, colors from 0 to 255"
-        raise SceneError(f"{where}: {what}; is it truncated? ({printable(str(error))})") from None
-    if len(table) != count:
-        raise SceneError(f"{where}: {count} points are announced, but there are {len(table)}")
+    is_ascii = format == "ascii"
+    start += 0 if is_ascii else sum(element.count * element.type(where).itemsize for element in before)
+    shortest = 2 * len(types) if is_ascii else kind.itemsize  # bytes of a point
+    if vertex.count * shortest > len(content) - start + is_ascii:
+        raise SceneError(f"{where} is truncated: {vertex.count} points do not fit into it")
+    if is_ascii:
+        table = _ascii(content[start:], sum(element.count for element in before), vertex, where)
+    else:
+        table = np.frombuffer(content, kind, vertex.count, start)
     positions = np.stack([table[name].astype(np.float64) for name in POSITION], axis=1)  # [P, 3]
     check_positions(positions, where)
-    colors = np.full((count, 3), GRAY, dtype=np.uint8)
+    colors = np.full((vertex.count, 3), GRAY, dtype=np.uint8)
     if COLOR[0] in names:
-        colors = np.stack([table[name] for name in COLOR], axis=1)
-    return Points(positions, colors, np.zeros(count, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        colors = np.stack([table[name] for name in COLOR], axis=1).astype(np.uint8)
+    return Points(positions, colors, np.zeros(vertex.count, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 def write_points(file: Path, points: Points) -> None:
@@ -72,27 +88,43 @@ def write_points(file: Path, points: Points) -> None:
     atomic_write(file, "\n".join(lines).encode() + table.tobytes())
 
 
-def _header(text: str, where: str) -> tuple[str, int, dict[str, str]]:
-    """Format, and of the vertices, which come first, their number and the types of their properties by name."""
+def _header(text: str, where: str) -> tuple[str, list[_Element]]:
     format, elements = "", []
     for line in text.splitlines():
         match line.split():
             case ["format", format, _] if format in FORMATS:
                 pass
             case ["element", name, number] if number.isdecimal() and len(number) <= 12:
-                elements.append((name, int(number), {}))
-            case ["property", kind, name] if elements and kind in TYPES and name not in elements[-1][2]:
-                elements[-1][2][name] = TYPES[kind]
-            case ["property", "list", *_] if len(elements) > 1:  # of what comes after the points
-                pass
-            case ["comment" | "obj_info", *_] | []:
+                elements.append(_Element(name, int(number), []))
+            case ["property", "list", *_, name] if elements:
+                elements[-1].fields.append((name, ""))
+            case ["property", kind, name] if elements and kind in TYPES:
+                elements[-1].fields.append((name, TYPES[kind]))
+            case ["ply"] | ["comment" | "obj_info", *_] | []:
                 pass
             case _:
-                wanted = f"the format {' or '.join(FORMATS)}, or elements and properties, no lists"
-                what = f"{wanted}, of known types and different names"
-                raise SceneError(f"{where}: the header's line {reprlib.repr(line)} must be {what}")
-    if not format or not elements or elements[0][0] != "vertex":
-        wanted = f"the format, {' or '.join(FORMATS)}, and the element 'vertex' before all others"
-        raise SceneError(f"{where}: the header must have {wanted}")
-    _, count, types = elements[0]
-    return format, count, types
+                wanted = f"the format {' or '.join(FORMATS)}, or elements and properties"
+                raise SceneError(f"{where}: the header's line {reprlib.repr(line)} must be {wanted} of known types")
+    if not format:
+        raise SceneError(f"{where}: the header does not say its format ({' or '.join(FORMATS)})")
+    return format, elements
+
+
+def _ascii(text: bytes, skipped: int, vertex: _Element, where: str) -> dict[str, np.ndarray]:
+    """Columns [P] of the points by name, one point a line, after some lines."""
+    names = [name for name, _ in vertex.fields]
+    rows = np.zeros((0, len(names)))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # rows are counted below
+            if vertex.count:
+                rows = np.loadtxt(io.BytesIO(text), skiprows=skipped, max_rows=vertex.count, comments=None, ndmin=2)
+    except ValueError as error:
+        raise SceneError(f"{where}: a vertex is not a line of {len(names)} numbers ({printable(str(error))})") from None
+    if rows.shape != (vertex.count, len(names)):
+        got = "but there are {} of {}".format(*rows.shape)
+        raise SceneError(f"{where}: {vertex.count} points of {len(names)} values are announced, {got}")
+    table = dict(zip(names, rows.T, strict=True))
+    if not all(((table[name] >= 0) & (table[name] <= 255)).all() for name in COLOR if name in table):
+        raise SceneError(f"{where}: {', '.join(COLOR)} of 'vertex' must lie between 0 and 255")
+    return table

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.data.capture import DepthFile, Note, Points
 from nerfkit.data.depth import read_depth, seen_in_front
 from nerfkit.data.images.batch import ImagePool, Sightings
-from nerfkit.data.images.pixels import DECODING_BYTES, OPAQUE, ImageHeader, MaskKind, read_image, read_mask
+from nerfkit.data.images.pixels import OPAQUE, RESIZING_BYTES, ImageHeader, MaskKind, read_image, read_mask
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
@@ -77,10 +77,11 @@ class Views:
         """All images, resized to their cameras' sizes by area, which of their pixels do not count, and how far they see
         if that is wanted. Raises SceneError if masks leave nothing of any, unless that `may_be`."""
         sizes = self.cameras.sizes()
-        n_threads = threads_to_decode(self.headers, min(MAX_THREADS, len(self.files)), self.bytes(with_depth))
+        decoding = self._bytes_to_decode(sizes)
+        n_threads = threads_to_decode(decoding, min(MAX_THREADS, len(self.files)), self.bytes(with_depth))
         if not n_threads:
-            needed, free = self.bytes(with_depth) / 2**30, free_memory() / 2**30
-            what = f"the images need {needed:.1f} GB, and room to decode them, but {free:.1f} GB are free"
+            needed, more, free = (n / 2**30 for n in (self.bytes(with_depth), decoding, free_memory()))
+            what = f"the images need {needed:.1f} GB, and {more:.1f} GB more to decode one, but {free:.1f} GB are free"
             raise SceneError(f"{what}; raise data.downscale, or shrink the files")
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
         ignored = torch.zeros(len(pixels), dtype=torch.bool) if any(self.masks) and not self.alpha_masks else None
@@ -122,12 +123,18 @@ class Views:
             raise SceneError(f"{what}, which cannot be kept; leave data.box out, or give --trainer.depth 0")
         return torch.where((depth.isfinite() & (depth > 0)).all(-1, keepdim=True), depth, 0)
 
+    def _bytes_to_decode(self, sizes: list[tuple[int, int]]) -> int:
+        decoding = [header.decoding_bytes for header in self.headers]
+        for view, (header, (width, height)) in enumerate(zip(self.headers, sizes, strict=True)):
+            if (header.width, header.height) != (width, height):
+                decoding[view] += RESIZING_BYTES * max(header.width * header.height, width * height)
+        return max(decoding)
 
-def threads_to_decode(headers: Iterable[ImageHeader], most: int, kept: int = 0) -> int:
-    """How many of `most` threads there is memory for to decode images, beside what is `kept`; 0: not even one."""
-    of_one = DECODING_BYTES * max((header.width * header.height for header in headers), default=1)
+
+def threads_to_decode(n_bytes: int, most: int, kept: int = 0) -> int:
+    """How many of `most` threads that take some memory each may decode, beside what is `kept`; 0: not even one."""
     most, free = min(cores(), most), free_memory()
-    return most if free is None else max(0, min(most, (free - kept) // of_one))
+    return most if free is None else max(0, min(most, (free - kept) // n_bytes))
 
 
 def format_sizes(sizes: list[tuple[int, int]]) -> str:

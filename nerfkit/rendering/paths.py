@@ -195,21 +195,25 @@ def seen_around(cameras: Cameras, kind: str, size: tuple[int, int] | None, up: T
     return Cameras.from_lenses(poses, [lens] * len(cameras))
 
 
-def read_path(file: Path, size: tuple[int, int], transform: SceneTransform | None = None) -> Cameras:
+def read_path(
+    file: Path, size: tuple[int, int], own_size: tuple[int, int] | None = None, transform: SceneTransform | None = None
+) -> Cameras:
     """Cameras of a path file, in its frame or in that to which `transform` leads from there; warns of odd lenses.
 
-    Their images have `size` where the file states none. Raises SceneError naming file, place and key.
+    Their images have `size` where the file states none, and `own_size` in any case where the file states angles alone.
+    Raises SceneError naming file, place and key.
     """
     content = safe_io.read_json(file, SceneError, "the camera path")
-    if path := _of_keyframes(content, printable(file), size, transform):
+    if path := _of_keyframes(content, printable(file), size, own_size, transform):
         return path.cameras()
     if isinstance(content, dict) and PATH_KEY in content:
-        size = _size_of(content, printable(file), size)
+        size = _size_of(content, printable(file), size, own_size)
         where, fov = f"{printable(file)}: {PATH_KEY}", content.get("default_fov")
         keys = _keyframes(content[PATH_KEY], where, "camera_to_world", transform, fov=fov)
         cameras = pinholes([key.pose for key in keys], [key.fov for key in keys], size)
     else:
-        content = {"w": size[0], "h": size[1]} | (stated := cameras_json.read_json(file))
+        given = own_size or size
+        content = {"w": given[0], "h": given[1]} | (stated := cameras_json.read_json(file))
         cameras = cameras_json.parse_cameras(content, file, transform)
         if not {"w", "fl_x"} & set(stated).union(*stated["frames"]):  # two angles are of images of another shape
             cameras = replace(cameras, focal=cameras.focal[:, 1:].repeat(1, 2))
@@ -220,17 +224,19 @@ def read_path(file: Path, size: tuple[int, int], transform: SceneTransform | Non
     return cameras
 
 
-def _size_of(content: dict[str, Any], where: str, size: tuple[int, int]) -> tuple[int, int]:
-    """The size of the images of nerfstudio's perspective cameras, or `size` where it states none."""
+def _size_of(
+    content: dict[str, Any], where: str, size: tuple[int, int], own_size: tuple[int, int] | None
+) -> tuple[int, int]:
+    """The size of the images of nerfstudio's perspective cameras."""
     kind = content.get("camera_type", "perspective")
     if kind != "perspective":
         raise SceneError(f"{where}: camera_type {kind!r:.40} cannot be rendered, only perspective")
     if content.get("crop") is not None:
         warnings.warn(f"{where}: its crop is not used, only that of the run folder", stacklevel=2)
-    if "render_width" not in content and "render_height" not in content:
-        return size
-    stated = {"w": content.get("render_width"), "h": content.get("render_height")}
-    return cameras_json.size_of(stated, f"{where}: render_width and render_height as w and h")
+    if own_size is None and ("render_width" in content or "render_height" in content):
+        stated = {"w": content.get("render_width"), "h": content.get("render_height")}
+        own_size = cameras_json.size_of(stated, f"{where}: render_width and render_height as w and h")
+    return own_size or size
 
 
 def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int) -> dict[str, Any]:
@@ -312,9 +318,9 @@ class CameraPath:
 def read_camera_path(file: Path, transform: SceneTransform | None, size: tuple[int, int]) -> CameraPath:
     """The path of a file; of one without keyframes, each of its frames is one. Raises SceneError."""
     content = safe_io.read_json(file, SceneError, "the camera path")
-    if path := _of_keyframes(content, printable(file), size, transform):
+    if path := _of_keyframes(content, printable(file), size, None, transform):
         return path
-    cameras = read_path(file, size, transform)
+    cameras = read_path(file, size, transform=transform)
     path = CameraPath(size=max(cameras.sizes()), fps=_fps(content, printable(file)))
     kept = content.get("keyframes")
     if isinstance(kept, dict) and "list" in kept:
@@ -333,7 +339,7 @@ def read_camera_path(file: Path, transform: SceneTransform | None, size: tuple[i
 
 
 def _of_keyframes(
-    content: Any, where: str, size: tuple[int, int], transform: SceneTransform | None
+    content: Any, where: str, size: tuple[int, int], own_size: tuple[int, int] | None, transform: SceneTransform | None
 ) -> CameraPath | None:
     """The path between keyframes that nerfstudio or instant-ngp saved without the frames; None of other content."""
     if not isinstance(content, dict):
@@ -351,7 +357,7 @@ def _of_keyframes(
     steps = max(len(kept) - (not is_loop), 1)
     seconds = cameras_json.number({"seconds": SECONDS * steps} | content, "seconds", where, 0, 1e5) / steps
     keyframes = _keyframes(kept, f"{where}: keyframe", "matrix", transform, scale, seconds=seconds)
-    return CameraPath(keyframes, is_loop, _fps(content, where), _size_of(content, where, size))
+    return CameraPath(keyframes, is_loop, _fps(content, where), _size_of(content, where, size, own_size))
 
 
 def _fps(content: dict[str, Any], where: str) -> int:

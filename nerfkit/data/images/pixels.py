@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
 from torch import Tensor
 
 from nerfkit.errors import SceneError
@@ -23,18 +24,25 @@ BACKGROUNDS = {"white": 1.0, "black": 0.0}
 FORMATS = ("PNG", "JPEG", "WEBP")  # others are disabled: one of them runs programs
 FILE_LIMIT = 2**31  # bytes
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
-DECODING_BYTES = 30  # of a pixel, at most (measured), to decode and resize it
+DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured)
+RESIZING_BYTES = 12  # of a pixel, beside those of decoding
 ORIENTATION = 274  # tag of EXIF
+TRANSPOSES = {  # by orientation: how stored pixels become what was seen
+    2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
+}  # fmt: skip
 REMEDY = "copy it again, or take it away: images that are missing are left out, except in LLFF captures"
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
 OPAQUE = 254  # level of alpha from which on a pixel is
 THINNED = 2**21  # pixels that say enough of an image's alpha and edges
+BAND = 256  # rows that are converted together, for memory
 
 
 class ImageHeader(NamedTuple):
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
     has_alpha: bool  # even if opaque: see `judging`
+    decoding_bytes: int  # memory that decoding takes
     turn: int = 1  # EXIF orientation, 1 to 8, by which stored pixels are turned
     bits: int = 8  # of a gray level; 16 of files that may hold fewer
 
@@ -63,11 +71,14 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
             what = f"image {printable(path)} is transparent in places, where others are opaque"
             raise SceneError(f"{what}; save all of them without alpha")
-        image = _eight_bits(image if header.turn == 1 else ImageOps.exif_transpose(image), header.bits)
+        image = _eight_bits(image, header.bits)
+        if header.turn != 1:
+            image = image.transpose(TRANSPOSES[header.turn])
         if image.size != (width, height):
             # Pillow averages RGBA with colors weighted by alpha.
             image = image.convert(mode).resize((width, height), Image.Resampling.BOX)
-        out[:] = np.asarray(image.convert(mode))
+        for rows, band in _bands(image):
+            out[rows] = np.asarray(band.convert(mode))
 
 
 def look_into(path: Path, wants_pixels: bool = False) -> tuple[ImageHeader | None, str, np.ndarray | None]:
@@ -90,8 +101,8 @@ def thinned_image(path: Path, header: ImageHeader) -> tuple[np.ndarray, int, int
     with _opened(path) as image:
         _decode(image, path)
         lowest, highest = _levels(image, True).getextrema() if header.has_alpha else (255, 255)
-        image = _thinned(image if header.turn == 1 else ImageOps.exif_transpose(image), header)
-        return np.asarray(image), lowest, highest
+        image = _thinned(image, header)
+        return np.asarray(image.transpose(TRANSPOSES[header.turn]) if header.turn != 1 else image), lowest, highest
 
 
 def _thinned(image: Image.Image, header: ImageHeader) -> Image.Image:
@@ -144,17 +155,18 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 def _header(image: Image.Image) -> ImageHeader:
     width, height = image.size
+    decoding_bytes = DECODING_BYTES[image.format] * width * height
     # Pillow would decode a PNG to look for EXIF after its pixels: that waits until they are wanted.
     turn = _orientation(image) if image.format != "PNG" or "exif" in image.info else 1
     if turn in SWAPPING:
         width, height = height, width
     bits = 16 if image.mode.startswith("I") else 8
-    return ImageHeader(width, height, image.has_transparency_data, turn, bits)
+    return ImageHeader(width, height, image.has_transparency_data, decoding_bytes, turn, bits)
 
 
 def _orientation(image: Image.Image) -> int:
     orientation = image.getexif().get(ORIENTATION, 1)
-    return orientation if orientation in range(1, 9) else 1
+    return orientation if orientation in TRANSPOSES else 1
 
 
 def _decode(image: Image.Image, path: Path) -> None:
@@ -208,4 +220,13 @@ def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
     """`image` itself, or of gray with `bits` its levels in eight; Pillow would cut them off at 255."""
     if not image.mode.startswith("I"):
         return image
-    return Image.fromarray(np.rint(np.asarray(image) / ((2**bits - 1) / 255)).astype(np.uint8))
+    levels = np.empty((image.height, image.width), dtype=np.uint8)
+    for rows, band in _bands(image):
+        levels[rows] = np.rint(np.asarray(band) / ((2**bits - 1) / 255))
+    return Image.fromarray(levels)
+
+
+def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
+    for top in range(0, image.height, BAND):
+        bottom = min(top + BAND, image.height)
+        yield slice(top, bottom), image.crop((0, top, image.width, bottom))
