@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from scipy.spatial.transform import Rotation
 
 from nerfkit.data import ply
 from nerfkit.data.cameras.lens import Lens
@@ -89,22 +90,11 @@ def write_polycam(folder: Path, capture: Capture) -> None:
         (keyframes / "corrected_cameras" / f"{Path(image.name).stem}.json").write_text(json.dumps(values))
 
 
-def quaternion(rotation: np.ndarray) -> list[float]:
-    """x y z w of a rotation [3, 3]: the eigenvector of a matrix that every attitude is the largest of."""
-    (a, b, c), (d, e, f), (g, h, i) = rotation
-    rows = [
-        [a - e - i, 0, 0, 0],
-        [d + b, e - a - i, 0, 0],
-        [g + c, h + f, i - a - e, 0],
-        [h - f, c - g, d - b, a + e + i],
-    ]
-    return np.linalg.eigh(rows)[1][:, 3].tolist()
-
-
 def write_record3d(folder: Path, capture: Capture) -> None:
     (folder / "images").rename(folder / "rgb")
     fx, fy, cx, cy = capture.images[0].lens.params
-    poses = [[*quaternion(i.camera_to_world[:, :3]), *i.camera_to_world[:, 3].tolist()] for i in capture.images]
+    poses = np.stack([image.camera_to_world for image in capture.images])
+    poses = np.concatenate([Rotation.from_matrix(poses[:, :, :3]).as_quat(), poses[:, :, 3]], axis=1).tolist()
     content = {"w": SIZE[0], "h": SIZE[1], "K": [fx, 0, 0, 0, fy, 0, cx, cy, 1], "poses": poses, "fps": 60}
     (folder / "metadata.json").write_text(json.dumps(content))
 

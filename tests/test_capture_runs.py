@@ -264,16 +264,13 @@ def test_paths_take_views_of_90_degrees_or_panoramas(tour, tmp_path, cameras):
 
 
 def test_the_viewer_knows_what_they_saw(tour, tmp_path):
-    """With the scene at hand, and without: nothing fades out where a view of 90 degrees would end."""
-    shutil.copytree(tour / "run", tmp_path / "run")
-    alone = load_run(tmp_path / "run", "cpu")
+    """With the scene at hand, and without: nothing fades out where a view of 90 degrees would end, and what is behind a
+    camera is compared with too."""
+    alone = load_run(shutil.copytree(tour / "run", tmp_path / "run"), "cpu")
     alone.config.data.path = str(tmp_path / "gone")
-    for scene in (ViewerScene.from_run(load_run(tour / "run", "cpu")), ViewerScene.from_run(alone)):
+    for run in (alone, load_run(tour / "run", "cpu")):
+        scene = ViewerScene.from_run(run)
         assert not scene.has_edge and scene.cameras.lenses[0] == PANORAMA
-
-
-def test_the_image_behind_a_camera_is_compared_with_too(tour):
-    scene = ViewerScene.from_run(load_run(tour / "run", "cpu"))
     behind = scene.cameras.camera_to_world[3].numpy() * [-1, 1, -1, 1]
     frame = ModelFrame(scene, Viewpoint.of(behind, 1.5), 24, 24, Look(view=3, split=0.0))
     frame.render(0, 24 * 24)

@@ -231,7 +231,6 @@ TWELFTHS = tuple(n / 99 for n in range(12))
     "values, model, params",
     [
         ({}, "PINHOLE", F),
-        ({"camera_model": "SIMPLE_PINHOLE", "fl_y": 50}, "SIMPLE_PINHOLE", (50.0, 19.5, 15.5)),
         ({**K, **P}, "OPENCV", (*F, 0.1, 0.02, 0.003, -0.004)),
         ({"camera_model": "SIMPLE_RADIAL", "k1": 0.1, "fl_y": 50}, "SIMPLE_RADIAL", (50.0, 19.5, 15.5, 0.1)),
         ({"camera_model": "OPENCV", **K, **P, "k3": 0.5, "k4": 0}, RADIAL4, (*F, 0.1, 0.02, 0.5, 0, 0.003, -0.004)),
