@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from nerfkit.data.capture import Points
+from tests.captures import random_poses
 
 
 def look_at(eyes: np.ndarray, targets: np.ndarray, up: tuple[float, float, float] = (0, 0, 1)) -> np.ndarray:
@@ -56,9 +57,7 @@ def cloud(center: tuple[float, float, float], size: float, n_views: int, n: int 
 
 def similarity(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
     generator = np.random.default_rng(seed)
-    rotation = np.linalg.qr(generator.normal(size=(3, 3)))[0]
-    rotation *= np.sign(np.linalg.det(rotation))
-    return rotation, generator.normal(size=3) * 5, float(10 ** generator.uniform(-2, 2))
+    return random_poses(1, generator)[0, :, :3], generator.normal(size=3) * 5, float(10 ** generator.uniform(-2, 2))
 
 
 def moved(what: np.ndarray, change: tuple[np.ndarray, np.ndarray, float]) -> np.ndarray:

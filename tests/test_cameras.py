@@ -66,9 +66,8 @@ def test_orbit_goes_round_the_up_axis(cameras):
     torch.testing.assert_close(turns, torch.full((8,), 0.5**0.5), msg="45 degrees each")
     pixels, depth = made.project(target[None], 4)
     torch.testing.assert_close(pixels[0], made.center[4], rtol=0, atol=1e-3, msg="it looks at the target")
-    assert (
-        depth > 0 and torch.linalg.cross(flat[0], flat[1]) @ up > 0 and (made.camera_to_world[:, :, 1] @ up > 0.8).all()
-    )
+    assert depth > 0 and torch.linalg.cross(flat[0], flat[1]) @ up > 0
+    assert (made.camera_to_world[:, :, 1] @ up > 0.8).all()
 
 
 SHARED = Lens("OPENCV", (50.0, 52.0, 49.0, 41.0, -0.2, 0.03, 1e-3, -1e-3), 100, 83)
@@ -104,9 +103,6 @@ def test_pixels_between_nodes_without_a_direction_are_not_known(monkeypatch):
     assert cameras.table.spacing == 2 and not exact.all()
     assert not (known & ~exact).any(), "none is made up"
     assert (exact & ~known).float().mean() < 0.02
-
-
-def test_lenses_of_too_many_pixels_are_refused(monkeypatch):
     monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", 10)
     with raises_mentioning(SceneError, "data.downscale", "2 lenses"):
         Cameras.from_lenses(torch.eye(4)[:3].expand(2, 3, 4), [SHARED, FISHEYE])
@@ -226,9 +222,8 @@ def test_resized_lenses_project_like_scaled_pixels(model: str):
     assert lens.resized(320, 250).model == model and lens.resized(320, 250).resized(*SIZE) == lens
     for size in ((320, 250), (641, 499)):
         scale = torch.tensor(size) / torch.tensor(SIZE).double()
-        torch.testing.assert_close(
-            lens.resized(*size).project(POINTS), lens.project(POINTS) * scale, rtol=1e-12, atol=0
-        )
+        seen, wanted = lens.resized(*size).project(POINTS), lens.project(POINTS) * scale
+        torch.testing.assert_close(seen, wanted, rtol=1e-12, atol=0)
 
 
 def camera(focal: float, *center: float, fy: float = 0, size: tuple[int, int] = (1200, 800)) -> Lens:

@@ -162,15 +162,6 @@ def test_the_format_that_knows_more_is_read(tmp_path):
     assert formats == {"colmap": "colmap", "transforms": "auto", "auto": "auto"}, "of a run, for its scene elsewhere"
 
 
-def test_folders_without_a_model(tmp_path):
-    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "a\0b"):
-        assert not colmap.recognises(folder)
-        check_refused(colmap.read, folder, "sparse/0")
-    touch(tmp_path, "sparse/0/cameras.bin", "sparse/0/frames.bin", "sparse/0/images.txt")
-    assert colmap.recognises(tmp_path)
-    check_refused(colmap.read, tmp_path, "sparse/0: ", "cameras.bin, frames.bin, images.txt")
-
-
 def test_the_model_with_most_images_is_read(tmp_path):
     names = [f"{index}.png" for index in range(9)]
     for number, count in ((0, 2), (1, 5), (2, 5), (10, 9)):

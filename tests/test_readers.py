@@ -88,13 +88,6 @@ def test_bad_arrays(tmp_path, name: str):
     check_refused(LLFF.read, capture_of(tmp_path, table), "poses_bounds.npy", *named)
 
 
-def test_code_in_a_file_is_not_run(tmp_path):
-    header = "__import__('os').abort()"
-    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
-    (capture_of(tmp_path) / "poses_bounds.npy").write_bytes(content)
-    check_refused(LLFF.read, tmp_path, "poses_bounds.npy")
-
-
 XYZ = "property float x\nproperty float y\nproperty float z\n"
 RGB = "property uchar red\nproperty uchar green\nproperty uchar blue\n"
 

@@ -86,10 +86,6 @@ def test_names_are_sorted_as_text_and_extensions_found(tmp_path):
     check_refused(read, tmp_path, "10")
 
 
-def masks_of(capture: Capture) -> list[str | None]:
-    return [image.mask and image.mask.name for image in capture.images]
-
-
 def test_masks_by_path(tmp_path):
     content = content_of()
     for index in range(3):
@@ -97,26 +93,26 @@ def test_masks_by_path(tmp_path):
     check_refused(read, put(tmp_path, content), MAIN, "mask_path", "m/0.png")
     save_image(tmp_path / "m/0.png")
     save_image(tmp_path / "m/1.png")
-    capture = read(tmp_path)
-    assert masks_of(capture) == ["0.png", "1.png", None] and not capture.white_ignores
-    assert any("2 of 3" in note.text and "black" in note.text and "2.png" in note.text for note in capture.notes)
+    check_masks(read(tmp_path), ["0.png", "1.png", None], "2 of 3", "black", "2.png")
     save_image(tmp_path / "images/dynamic_mask_1.png")
     check_refused(read, tmp_path, "mask_path", "dynamic_mask_1.png")
+
+
+def check_masks(capture: Capture, names: list[str | None], *named: str) -> None:
+    assert [image.mask and image.mask.name for image in capture.images] == names
+    assert capture.white_ignores == ("white" in named)
+    assert_names(" ".join(note.text for note in capture.notes), *named)
 
 
 def test_masks_beside_images_and_in_a_folder(tmp_path):
     content = frame_of(content_of(aabb_scale=1), 2, file_path="images/left/2.jpg")
     for name in ("masks/0.png", "masks/left/2.jpg.png", "masks/0.jpg"):
         save_image(tmp_path / name)
-    capture = read(put(tmp_path, content))
-    assert masks_of(capture) == ["0.png", None, "2.jpg.png"] and not capture.white_ignores
-    for named in ("black", "1 of 3 images have no file in masks (1.png)", "1 of 3 files in masks belong to no image"):
-        assert any(named in note.text for note in capture.notes), named
+    missing, more = "1 of 3 images have no file in masks (1.png)", "1 of 3 files in masks belong to no image"
+    check_masks(read(put(tmp_path, content)), ["0.png", None, "2.jpg.png"], "black", missing, more)
     save_image(tmp_path / "images/left/dynamic_mask_2.png")
     save_image(tmp_path / "images/dynamic_mask_7.png")
-    capture = read(tmp_path)
-    assert masks_of(capture) == [None, None, "dynamic_mask_2.png"] and capture.white_ignores
-    assert any("1 of 3" in note.text and "white" in note.text for note in capture.notes)
+    check_masks(read(tmp_path), [None, None, "dynamic_mask_2.png"], "white", "1 of 3")
 
 
 def test_splits(tmp_path):
