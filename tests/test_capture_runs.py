@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
 from PIL import Image
 
@@ -37,18 +36,10 @@ from tests.processes import run_main
 
 @pytest.fixture(scope="module")
 def run_of_capture(tmp_path_factory) -> Path:
-    """A run of a COLMAP folder by the commands; beside it the scene and the options."""
+    """A run of a COLMAP folder by the commands, and the scene beside it."""
     folder = tmp_path_factory.mktemp("capture")
     posed.colmap_in(folder / "scene", [posed.WIDE] * 20, distance=1.3)
-    changes = {  # alone: what a file says is given, a box, too
-        "device": "cpu",
-        "data": {"path": str(folder / "scene")},
-        "model": {"levels": 2, "log2_hashmap_size": 10, "max_resolution": 24, "mlp_width": 16},
-        "sampling": {"step_size": 0.08, "occupancy_resolution": 8},
-        "trainer": {"steps": 4, "samples_per_step": 1024},
-    }
-    (folder / "options.toml").write_text(tomli_w.dumps(changes))
-    posed.call(train, "--config", folder / "options.toml", "--out", folder / "run")
+    posed.call(train, folder / "scene", *posed.SMALL, "--trainer.steps", 4, "--out", folder / "run")
     return folder / "run"
 
 
