@@ -29,6 +29,8 @@ def test_rays_go_back_to_their_pixels(cameras):
     row, column = torch.meshgrid(torch.arange(cameras.height), torch.arange(cameras.width), indexing="ij")
     torch.testing.assert_close(pixels, torch.stack([column, row], -1).flatten(0, 1) + 0.5, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(depth, 2.5 * cameras.z_per_distance(3, rays.directions))
+    large, _ = cameras.resized(52, 66).project(rays.origins + 2.5 * rays.directions, 3)
+    torch.testing.assert_close(large, torch.tensor([2, 3]) * pixels)
 
 
 @pytest.mark.parametrize("path", ["orbit", "spiral", "interpolate"])

@@ -192,7 +192,7 @@ SLOT = {"equal": 7 * 5, "mixed": 7 * 9}
 def test_pixels_are_equally_likely_and_are_where_it_is_said(windowed: bool, kind: str):
     pool = pool_of_numbers(SIZES[kind], True)
     source = StreamingPixels(pool, CPU, 8 * 4 * SLOT[kind]) if windowed else ResidentPixels(pool)
-    for step in (0, REFRESH_EVERY, 40 * REFRESH_EVERY, 7):
+    for step in (0, REFRESH_EVERY, 43 * REFRESH_EVERY, 7):
         source.advance(step)
         n_pixels = sum(math.prod(pool.sizes[view]) for view in (source.views if windowed else range(20)))
         drawn = source.draw(200 * n_pixels)
