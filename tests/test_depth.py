@@ -19,7 +19,7 @@ from nerfkit.config import DataConfig
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points
-from nerfkit.data.depth import seen_in_front
+from nerfkit.data.depth import depth_notes, seen_in_front
 from nerfkit.data.images.batch import SIGHTED
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
@@ -28,7 +28,9 @@ from nerfkit.model.sampling import Samples
 from nerfkit.training.step.losses import depth_error
 from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, write_colmap, write_nerfstudio
+from tests.processes import ROOT
 from tests.test_doors import tiny
+from tests.test_quality import needs_images_of
 
 PANORAMA = Lens("EQUIRECTANGULAR", (96.0, 48.0), 96, 48)
 N, FLOOR = 16, -1.5  # views; height of a plane that all of them see, instead of the toy
@@ -231,3 +233,16 @@ def test_depth_that_is_asked_for_has_to_be_there(tmp_path):
     write_colmap(tmp_path, capture_in(tmp_path, [WIDE] * N))
     with raises_mentioning(nerfkit.UserError, "trainer.depth", "depth images", "sparse points"):
         trainer_of(tmp_path, 0.1)
+
+
+def test_depth_of_few_views_that_look_everywhere_is_compared_where_they_look_alike():
+    """Of the shipped room, whose poses are given in another unit."""
+    needs_images_of(ROOT / "data" / "room" / "images")
+    capture = load_capture(str(ROOT / "data" / "room"))
+    for seed in range(3):
+        some = np.sort(np.random.default_rng(seed).choice(len(capture.images), 10, replace=False))
+        images = [capture.images[k] for k in some]
+        poses = [np.column_stack([x.camera_to_world[:, :3], 2 * x.camera_to_world[:, 3]]) for x in images]
+        images = [replace(x, camera_to_world=pose) for x, pose in zip(images, poses, strict=True)]
+        notes = depth_notes(capture.of_images(images), [x.name for x in images], 0.0)
+        assert any(note.kind == "warning" and "another unit" in note.text for note in notes), notes

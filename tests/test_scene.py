@@ -119,7 +119,7 @@ EDITS = {  # a change of the file, and what the error has to name
     "frame_null": (lambda c: c["frames"].__setitem__(1, None), FILE, "frame 1", "None"),
     "file_path_number": (frame(file_path=5), *FRAME, "file_path", "5"),
     "file_path_device": (frame(file_path="/dev/zero"), "/dev/zero", "device"),
-    "no_matrix": (lambda c: c["frames"][0].pop("transform_matrix"), *FRAME, "transform_matrix", "None"),
+    "no_matrix": (lambda c: c["frames"][0].pop("transform_matrix"), *FRAME, "transform_matrix", "4x4 or 3x4"),
     "matrix_ragged": (lambda c: c["frames"][0]["transform_matrix"][1].pop(), *FRAME, "transform_matrix", "[4, 4]"),
     "value_nan": (frame(transform_matrix=[[float("nan")] * 4] * 4), *FRAME, "transform_matrix", "nan"),
     "transposed": (frame(transform_matrix=TRANSPOSED.tolist()), *FRAME, "1.0, 2.0, 3.0", "transposed"),

@@ -78,7 +78,7 @@ def test_a_click_says_how_deep_it_is_there(viewer, browser, session):
 def test_two_clicks_and_their_distance_give_metres(viewer, browser, session, folder):
     cameras, controls = viewer.scene.cameras, controls_of(viewer, session)
     press(browser, controls["Keep"])
-    wait_for(lambda: "click two points" in str(browser.messages))
+    wait_for(lambda: "click two places" in str(browser.messages))
     for count, view in enumerate((1, 6), 1):
         pose = cameras.camera_to_world[view]
         browser.tell(CLICK | {"ray_origin": pose[:, 3].tolist(), "ray_direction": (-pose[:, 2]).tolist()})
@@ -88,7 +88,7 @@ def test_two_clicks_and_their_distance_give_metres(viewer, browser, session, fol
     kept = wait_for(lambda: (folder / SCALE).exists() and json.loads((folder / SCALE).read_text()))
     one, other = np.reshape(kept["measured"][:6], (2, 3))
     assert kept["metres_per_unit"] == pytest.approx(3 / np.linalg.norm(other - one))
-    assert f"{np.linalg.norm(other - one):.4g} from the click before" in session.probed.content
+    assert f"{np.linalg.norm(other - one):.4g} from the place clicked before" in session.probed.content
     (folder / SCALE).unlink()
 
 
