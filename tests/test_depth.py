@@ -27,7 +27,7 @@ from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import Samples
 from nerfkit.training.step.losses import depth_error
 from tests.naming import assert_names, raises_mentioning
-from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, write_colmap, write_nerfstudio
+from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, masks_in, write_colmap, write_nerfstudio
 from tests.processes import ROOT
 from tests.test_doors import tiny
 from tests.test_quality import needs_images_of
@@ -199,6 +199,15 @@ def test_depth_images_are_learned_from_unless_they_are_not_wanted(tmp_path):
         with torch.no_grad():
             errors[depth] = depth_error(trainer.model(measured.rays, measured.background), measured.depth)
     assert errors[None] < 0.8 * errors[0.0]
+
+
+def test_depth_of_what_is_masked_does_not_count(tmp_path):
+    for name, _, z in above_floor(tmp_path):
+        (tmp_path / "depth").mkdir(exist_ok=True)
+        write_png(tmp_path / "depth" / f"{name}.png", 1000 * z)
+    masks_in(tmp_path, np.indices((WIDE.height, WIDE.width))[1] < 20)
+    batch = trainer_of(tmp_path, 0.1).views.draw(500)
+    assert batch.depth[batch.weight > 0, 1].any() and not batch.depth[batch.weight == 0, 1].any()
 
 
 @pytest.mark.parametrize("tracked", [True, False])

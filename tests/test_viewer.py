@@ -109,11 +109,15 @@ def test_the_crop_is_drawn_and_kept(viewer, browser, folder):
 def test_a_path_is_kept_and_played_and_a_flood_of_clicks_keeps_one(viewer, browser, session, folder):
     panel, controls = viewer.panels.path, controls_of(viewer, session)
     panel.path.fps, panel.path.size = 5, (32, 24)
-    for n, position in enumerate([(2.5, 0.6, 1.0), (0.5, 2.5, 1.0)], 1):
+    for n, position in enumerate([(2.5, 0.6, 1.0), (1.5, 2.5, 1.0)], 1):
         at(browser, position)
         press(browser, controls["Add this view"])
         wait_for(lambda n=n: len(panel.path.keyframes) == n)
-    panel.path.keyframes[0].seconds = 1.0
+    panel.path.keyframes[0].seconds, panel.path.keyframes[1].seconds = 1.0, 0.7
+    at(browser, (0.5, 2.5, 1.0))
+    press(browser, panel.actions, "Replace")
+    wait_for(lambda: np.allclose(panel.path.keyframes[1].pose[:, 3], (0.5, 2.5, 1.0)))
+    assert [key.seconds for key in panel.path.keyframes] == [1.0, 0.7], "as long to the next as before"
     go_on = threading.Event()
     viewer.later(go_on.wait)
     for _ in range(20):
