@@ -298,7 +298,7 @@ def test_photos_without_poses_are_told_apart(tmp_path: Path, capsys):
     capture_in(tmp_path / "a/b/c", [PINHOLE] * 3)
     check_refused(load, tmp_path / "a", "did you mean", "b/c/images")
     (folder := tmp_path / "panoramas").mkdir()
-    check_refused(load, folder, "panoramas'", "no photos")
+    check_refused(load, folder, "panoramas'", "empty")
     for index in range(3):
         Image.new("RGB", (64, 32), (index, 0, 0)).save(folder / f"{index}.png")
     with pytest.raises(SceneError):
