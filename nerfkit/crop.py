@@ -47,9 +47,12 @@ class Crop:
 
     def inside(self, positions: Tensor) -> Tensor:
         """Which of the positions [N, 3] in the model's frame are inside, bool [N]."""
-        cube = self.to_cube()
-        relative = positions @ cube[:, :3].T.to(positions) + cube[:, 3].to(positions)
-        return (relative.abs() <= 1).all(-1)
+        ends = torch.tensor([self.low, self.high], dtype=torch.float64)
+        if self.frame == "files" and self.to_files:  # whose origin may be far away
+            matrix = torch.tensor(self.to_files, dtype=torch.float64).view(3, 4)
+            positions, ends = positions @ matrix[:, :3].T.to(positions), ends - matrix[:, 3]
+        low, high = ends.to(positions)  # not scaled to a cube, which would round what lies on an edge
+        return ((positions >= low) & (positions <= high)).all(-1)
 
     def corners(self) -> Tensor:
         """Its eight corners in the model's frame, [8, 3] float64."""

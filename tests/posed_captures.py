@@ -81,13 +81,17 @@ def write_llff(folder: Path, capture: Capture) -> None:
 
 
 def write_polycam(folder: Path, capture: Capture) -> None:
+    """With poses from before their correction, beside."""
     keyframes = folder / "keyframes"
-    (keyframes / "corrected_cameras").mkdir(parents=True)
+    for place in ("corrected_cameras", "cameras"):
+        (keyframes / place).mkdir(parents=True)
     (folder / "images").rename(keyframes / "images")
     for image in capture.images:
         values = dict(zip(("fx", "fy", "cx", "cy", "width", "height"), (*image.lens.params, *SIZE), strict=True))
         values |= {f"t_{row}{column}": image.camera_to_world[row, column] for row in range(3) for column in range(4)}
-        (keyframes / "corrected_cameras" / f"{Path(image.name).stem}.json").write_text(json.dumps(values))
+        for place, off in (("corrected_cameras", 0.0), ("cameras", 0.1)):
+            file = keyframes / place / f"{Path(image.name).stem}.json"
+            file.write_text(json.dumps(values | {"t_03": values["t_03"] + off}))
 
 
 def write_record3d(folder: Path, capture: Capture) -> None:

@@ -90,9 +90,9 @@ def cameras(n: int = 14, size: tuple[int, int] = (44, 40)) -> Cameras:
     return Cameras(poses, torch.tensor([[60.0, 62.0]]).repeat(n, 1), torch.tensor([[21.5, 20.3]]).repeat(n, 1), *size)
 
 
-def config(space: str = "box", box: tuple[float, ...] = BOX, scene: str = "") -> Config:
+def config(space: str = "box", box: tuple[float, ...] = BOX, scene: str = "", downscale: float = 1.0) -> Config:
     config = Config()
-    config.data.path = scene
+    config.data.path, config.data.downscale = scene, downscale
     config.model.kind, config.data.box, config.device = "balls", box, "cpu"
     config.sampling.kind, config.sampling.far = space, 20.0
     config.sampling.step_size, config.sampling.occupancy_resolution = 0.01, 32

@@ -15,6 +15,7 @@ from nerfkit import load_run
 from nerfkit.config import Config, DataConfig
 from nerfkit.data.cameras.cameras import Rays
 from nerfkit.data.images.batch import Batch
+from nerfkit.data.light import difference
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError, UserError
@@ -24,6 +25,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.evaluator import aligned
 from nerfkit.training.run import checkpoint
 from nerfkit.training.step.adjustments import ViewAdjustments, in_light, radius_of, rotated
+from nerfkit.training.step.outliers import Outliers
 from tests import sphere_field
 from tests.naming import raises_mentioning
 from tests.noisy_captures import LENS, capture
@@ -195,6 +197,23 @@ def test_a_model_without_gradients_in_the_rays_is_named(small_config):
         make_trainer(small_config, model=Fixed).train_step()
 
 
+# ---- what one image alone shows counts less
+
+
+def test_parts_of_large_errors_count_less_once_something_is_known():
+    """Of a view whose upper left corner nothing explains, from a twentieth of the training on."""
+    outliers, place = Outliers(1), torch.rand(4000, 2)
+    is_odd = (place < 0.25).all(1)
+    pixels = torch.where(is_odd, 255, 20)[:, None].expand(-1, 3).byte()
+    rays = Rays(torch.zeros(4000, 3), torch.zeros(4000, 3), torch.zeros(4000, dtype=torch.int64))
+    batch = Batch(rays, pixels, torch.ones(4000), torch.zeros(4000, 3), torch.zeros(4000), place=place)
+    rendering = Rendering(torch.zeros(4000, 3), torch.ones(4000), torch.ones(4000))
+    for step in range(20):
+        weight = outliers(rendering, batch._replace(progress=torch.tensor(step / 100)))
+        assert step >= 5 or bool((weight == 1).all())
+    assert weight[is_odd].max() < 0.1 and weight[(place > 0.3).any(1)].min() > 0.9
+
+
 # ---- light that changes from image to image is noticed
 
 
@@ -222,6 +241,15 @@ def test_changing_light_is_noticed(tmp_path, how):
     config = Config().resolved(scene)
     assert config.data.appearance == "affine" and "from image to image" in config.decisions["data.appearance"].why
     assert Config(data=DataConfig(appearance="none")).resolved(scene).data.appearance == "none"
+
+
+def test_a_shadow_on_a_part_is_no_change_of_light():
+    lit = 0.4 + 0.4 * torch.rand(64, 64).expand(3, -1, -1)
+    shaded = lit.clone()
+    shaded[:, 32:, 32:] *= 0.5
+    counts, near = torch.ones(64, 64).bool(), [[view, (view + 1) % 12] for view in range(12)]
+    assert difference([lit, shaded] * 6, [counts] * 12, near) < 0.01
+    assert difference([lit, lit / 2] * 6, [counts] * 12, near) == pytest.approx(GAMMA, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["room", "orrery"])

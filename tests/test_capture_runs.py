@@ -22,6 +22,7 @@ from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.scene_transform.diagnostics import image_diagnostics
 from nerfkit.errors import SceneError
+from nerfkit.metrics import ssim
 from nerfkit.rendering import images
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import with_size
@@ -205,8 +206,11 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
     assert after["share_of_pixels"] == pytest.approx(1 - posed.LEFT.mean(), abs=1e-4)
     truth, kept = views.load().image(0).float() / 255, ~torch.from_numpy(posed.LEFT)
     render = ImageRenderer(trainer.model, torch.ones(3))(views.cameras, 0)["rgb"]
-    error = (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:])[kept].square().mean()
+    truth = truth[..., :3] * truth[..., 3:] + 1 - truth[..., 3:]
+    error = (render - truth)[kept].square().mean()
     assert after["views"][0]["psnr"] == pytest.approx(-10 * math.log10(error), abs=1e-3)
+    similarity = ssim(torch.where(kept[..., None], render, truth), truth)
+    assert after["views"][0]["ssim"] == pytest.approx(similarity, abs=1e-5)
 
 
 # ---- a tour of panoramas: whatever shows, exports or compares its cameras knows that they see all around

@@ -49,6 +49,17 @@ def test_every_format_gives_the_same_rays(tmp_path, format: str, origin):
     assert format == "nerf_synthetic" or len(scene.split("test").files) == 3
 
 
+@pytest.mark.parametrize("starts, splits", [("001", ["train", "test"]), ("012", ["train", "val", "test"])])
+def test_names_of_nsvf_say_which_views_are_trained(tmp_path, starts: str, splits: list[str]):
+    capture, images = posed.capture_in(tmp_path, [posed.PINHOLE] * 3), []
+    for start, image in zip(starts, capture.images, strict=True):
+        name = f"{start}_{image.name}"
+        images.append(replace(image, name=name, file=image.file.rename(image.file.with_name(name))))
+    posed.write_nsvf(tmp_path, replace(capture, images=images))
+    scene = load_scene(str(tmp_path))
+    assert {split: views.names[0][0] for split, views in scene.views.items()} == dict(zip(splits, "012", strict=False))
+
+
 def test_views_of_several_sizes_are_scored(tmp_path, small_config):
     lenses = ([posed.PINHOLE, posed.LARGE, posed.PINHOLE] * 7)[:20]
     scene = load_scene(str(posed.colmap_in(tmp_path / "scene", lenses)), box=posed.BOX)

@@ -175,13 +175,15 @@ def test_a_run_of_another_format_is_refused_by_every_door(small_config, scene, t
             door()
 
 
-def test_the_scene_is_found_from_any_working_folder(small_config, scene, toy_scene, tmp_path, monkeypatch):
+def test_scene_and_network_are_found_from_any_working_folder(small_config, scene, toy_scene, tmp_path, monkeypatch):
     monkeypatch.chdir(toy_scene.parent)
-    small_config.data.path = toy_scene.name
+    small_config.data.path, small_config.eval.lpips = toy_scene.name, "vgg.pth"
     RunFolder(tmp_path / "run").start(small_config, scene)
     assert small_config.data.path == toy_scene.name
     monkeypatch.chdir(tmp_path)
-    assert load_scene(read_config(tmp_path / "run").data.path).name == toy_scene.name
+    written = read_config(tmp_path / "run")
+    assert load_scene(written.data.path).name == toy_scene.name
+    assert written.eval.lpips == str(toy_scene.parent.resolve() / "vgg.pth")
 
 
 @pytest.mark.parametrize("name", ["tpux", "meta", "cuda:7"])

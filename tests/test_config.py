@@ -309,6 +309,8 @@ def test_a_box_in_unbounded_space_is_what_is_not_contracted(folder: Path):
     assert boxed.sampling.near == pytest.approx(without.sampling.near * unit)
     assert boxed.sampling.far == pytest.approx(without.sampling.far * unit)
     assert boxed.data.background == without.data.background == "random"
+    alone = train_options(f"--device cpu --data.path x {BOX} {UNBOUNDED}".split()).resolved(device="cpu")
+    assert alone.sampling.far == 256 * 4, "in halves of the box's side, where there is no scene to tell"
     positions = scene.transform.to_input(scene.split("train").cameras.positions.numpy())
     np.testing.assert_allclose(in_files.split("train").cameras.positions, positions, atol=1e-5)
 

@@ -18,6 +18,7 @@ from nerfkit.commands.inspect import examine
 from nerfkit.config import DataConfig
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points
+from nerfkit.data.depth import depth_notes
 from nerfkit.data.images.batch import SIGHTED
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
@@ -25,8 +26,10 @@ from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import Samples
 from nerfkit.training.step.losses import depth_error
 from tests.naming import assert_names, raises_mentioning
-from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, write_colmap, write_nerfstudio
+from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, masks_in, write_colmap, write_nerfstudio
+from tests.processes import ROOT
 from tests.test_doors import tiny
+from tests.test_quality import needs_images_of
 
 PANORAMA = Lens("EQUIRECTANGULAR", (96.0, 48.0), 96, 48)
 N, FLOOR = 16, -1.5  # views; height of a plane that all of them see, instead of the toy
@@ -190,6 +193,15 @@ def test_depth_images_are_learned_from_unless_they_are_not_wanted(tmp_path):
     assert errors[None] < 0.8 * errors[0.0]
 
 
+def test_depth_of_what_is_masked_does_not_count(tmp_path):
+    for name, _, z in above_floor(tmp_path):
+        (tmp_path / "depth").mkdir(exist_ok=True)
+        write_png(tmp_path / "depth" / f"{name}.png", 1000 * z)
+    masks_in(tmp_path, np.indices((WIDE.height, WIDE.width))[1] < 20)
+    batch = trainer_of(tmp_path, 0.1).views.draw(500)
+    assert batch.depth[batch.weight > 0, 1].any() and not batch.depth[batch.weight == 0, 1].any()
+
+
 @pytest.mark.parametrize("tracked", [True, False])
 def test_sparse_points_are_rays_of_known_length(tmp_path, tracked):
     """Of the training views that see them: of one that is hidden by another only where the file says so."""
@@ -215,3 +227,16 @@ def test_depth_that_is_asked_for_has_to_be_there(tmp_path):
     write_colmap(tmp_path, capture_in(tmp_path, [WIDE] * N))
     with raises_mentioning(nerfkit.UserError, "trainer.depth", "depth images", "sparse points"):
         trainer_of(tmp_path, 0.1)
+
+
+def test_depth_of_few_views_that_look_everywhere_is_compared_where_they_look_alike():
+    """Of the shipped room, whose poses are given in another unit."""
+    needs_images_of(ROOT / "data" / "room" / "images")
+    capture = load_capture(str(ROOT / "data" / "room"))
+    for seed in range(3):
+        some = np.sort(np.random.default_rng(seed).choice(len(capture.images), 10, replace=False))
+        images = [capture.images[k] for k in some]
+        poses = [np.column_stack([x.camera_to_world[:, :3], 2 * x.camera_to_world[:, 3]]) for x in images]
+        images = [replace(x, camera_to_world=pose) for x, pose in zip(images, poses, strict=True)]
+        notes = depth_notes(capture.of_images(images), [x.name for x in images], 0.0)
+        assert any(note.kind == "warning" and "another unit" in note.text for note in notes), notes

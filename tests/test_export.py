@@ -15,6 +15,7 @@ from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
+from nerfkit.data.images.pixels import blend
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.ply import read_points
 from nerfkit.data.readers.colmap import read_model
@@ -23,6 +24,7 @@ from nerfkit.data.readers.transforms import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras
 from nerfkit.export import writing
+from nerfkit.export.distil import taught
 from nerfkit.export.points import FLAT, PointCloud, points_of_view, rotations, splat_bytes, thinned
 from nerfkit.export.views import View, Views
 from nerfkit.export.writing import OutputFolder, Work
@@ -352,15 +354,16 @@ def test_depths_in_the_units_of_the_files(run, tmp_path):
     assert json.loads((tmp_path / "d" / "export.json").read_text())["views"] == ["held_out_0", "held_out_1"]
 
 
-def test_exr_holds_the_same_as_float32(run, tmp_path):
+@pytest.mark.parametrize("asked, depth", [((), "depth_z"), (("--depth", "median"), "depth_median_z")])
+def test_exr_holds_the_same_as_float32(run, tmp_path, asked: tuple, depth: str):
     exr = pytest.importorskip("OpenEXR")
-    call(run, "depth", "--out", tmp_path / "d", "--split", "test", "--formats", "npz,exr", "--depth", "median")
+    call(run, "depth", "--out", tmp_path / "d", "--split", "test", "--formats", "npz,exr", *asked)
     values = dict(np.load(tmp_path / "d" / "held_out_1.npz"))
     with exr.File(str(tmp_path / "d" / "held_out_1.exr"), separate_channels=True) as file:
         channels = {name: channel.pixels for name, channel in file.channels().items()}
     assert set(channels) == {"R", "G", "B", "A", "Z", "N.X", "N.Y", "N.Z"}
     assert all(channel.dtype == np.float32 for channel in channels.values())
-    assert (channels["Z"] == values["depth_median_z"]).all() and (channels["A"] == values["opacity"]).all()
+    assert (channels["Z"] == values[depth]).all() and (channels["A"] == values["opacity"]).all()
     assert (channels["N.Y"] == values["normal"][..., 1]).all()
     assert channels["G"] == pytest.approx(values["rgb"][..., 1] ** 2.2, abs=0.02)
 
@@ -386,6 +389,14 @@ def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch, capsys):
 
 
 # ---- web
+
+
+def test_images_that_teach_are_over_the_runs_background_what_it_renders(tmp_path):
+    run, views = load_run(write_run(tmp_path / "run", amount=1.0), "cpu"), cameras(2)
+    rendered = run.render(views, 0, ("rgb", "opacity"))
+    assert ((rendered["opacity"] > 0.2) & (rendered["opacity"] < 0.8)).any()
+    shown = blend(taught(run, views).image(0), run.background)
+    torch.testing.assert_close(shown, rendered["rgb"], rtol=0, atol=0.01)
 
 
 @pytest.mark.slow

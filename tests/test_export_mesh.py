@@ -206,6 +206,8 @@ def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
     run = write_run(tmp_path / "run", space="contracted", box=box)
     inner = frame().to_model(exported(run, tmp_path / "inner.ply", "--from", "density")["vertices"])
     assert np.abs(inner).max() < 0.32 and len(inner) > 100
+    call(run, "points", "--frame", "model", "--out", tmp_path / "points.ply")
+    assert np.abs(read_ply(tmp_path / "points.ply")["vertices"]).max() <= 0.3
     said = capsys.readouterr().out
     assert "data.box" in said and "--crop" in said and "; left out: " in said
     crop = ("--frame", "model", "--crop", -0.8, -0.8, -0.8, 0.8, 0.8, 0.8)

@@ -13,6 +13,7 @@ from PIL import Image
 from nerfkit.commands import inspect, train
 from nerfkit.commands.drawing import MAX_CAMERAS, draw
 from nerfkit.commands.inspect import MAX_LENSES, Inspection, OnDisk
+from nerfkit.config import DataConfig
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Note, PosedImage, notes_of
 from nerfkit.data.load import load_scene
@@ -87,6 +88,14 @@ def test_problems():
     assert inspected(noted, fine).problems() == ["mend this"], "by what a note is, not by what it says"
     stray = replace(capture, points=cloud((50, 0, 0), 10, 30))
     assert_names("\n".join(inspected(stray, fine, {}).problems()), "training", "outside of the box")
+
+
+@pytest.mark.parametrize("times, wanted", [(1, ""), (16, "--data.downscale 4"), (1e5, "--data.downscale 8")])
+def test_images_are_proposed_as_small_as_rays_suffice_for(monkeypatch, times: float, wanted: str):
+    """Of pixels that are so many times as many as a training's rays; none of a side below 128."""
+    large = inspected(capture_of(ring(8), (LENS.resized(1600, 1280),)), [OnDisk(1600, 1280)] * 8)
+    monkeypatch.setattr(inspect, "forecast", lambda *_: (7 * 1600 * 1280 / times, 60.0, "cpu"))
+    assert inspect.next_command(large, DataConfig(path="scene"))[-1].endswith(f"train scene {wanted}".rstrip())
 
 
 def test_report_is_printable_whatever_names_there_are():
@@ -199,6 +208,10 @@ def test_captures_of_any_unit_and_place_that_are_fine(name: str, scale: float, o
 
 def test_a_solve_that_failed_and_a_lens_that_folds_are_not_ready_to_train(tmp_path: Path, capsys):
     folder = write_capture(tmp_path / "odd", ring(20))
+    change(folder, lambda c: c.update(frames=c["frames"][::3]), "transforms.json")
+    run_main(inspect, str(folder))
+    assert "have a pose" not in capsys.readouterr().out, "every third, on purpose"
+    write_capture(folder, ring(20))
     change(folder, lambda c: c.update(frames=c["frames"][:9]), "transforms.json")
     (folder / "images" / "depth_000.png").write_bytes(b"")  # named unlike the images
     assert run_main(inspect, str(folder)) == 1

@@ -77,6 +77,8 @@ def test_poses_are_looked_for_where_there_are_none(tmp_path, registers):
     with raises_mentioning(SceneError, "did you mean", "b/c/images"):
         load_capture(str(tmp_path / "deep"))
     (tmp_path / "phone").mkdir()
+    with raises_mentioning(SceneError, tmp_path / "phone", "empty"):
+        load_capture(str(tmp_path / "phone"))
     (tmp_path / "phone" / "a.HEIC").touch()
     with raises_mentioning(SceneError, tmp_path / "phone", "1 .heic", "JPEG"):
         load_capture(str(tmp_path / "phone"))

@@ -114,7 +114,7 @@ EDITS = {  # a change of the file, and what the error has to name
     "no_frames_key": (lambda c: c.pop("frames"), FILE, "frames", "missing"),
     "frame_null": (lambda c: c["frames"].__setitem__(1, None), FILE, "frame 1", "None"),
     "file_path_device": (frame(file_path="/dev/zero"), "/dev/zero", "device"),
-    "no_matrix": (lambda c: c["frames"][0].pop("transform_matrix"), *FRAME, "transform_matrix", "None"),
+    "no_matrix": (lambda c: c["frames"][0].pop("transform_matrix"), *FRAME, "transform_matrix", "4x4 or 3x4"),
     "matrix_ragged": (lambda c: c["frames"][0]["transform_matrix"][1].pop(), *FRAME, "transform_matrix", "[4, 4]"),
     "value_nan": (frame(transform_matrix=[[float("nan")] * 4] * 4), *FRAME, "transform_matrix", "nan"),
     "transposed": (frame(transform_matrix=TRANSPOSED), *FRAME, "1.0, 2.0, 3.0", "transposed"),

@@ -351,6 +351,9 @@ def test_strip_and_gif_are_of_all_parts_of_a_run(words, small_config, tmp_path):
     assert titles[0].startswith("step 2\n") and titles[-2:] == [f"step 30\n{trainer.seconds:.1f} s", "truth"]
     with Image.open(run / "previews" / "progress.gif") as gif:
         assert gif.size == (WIDTH, HEIGHT) and 2 < gif.n_frames <= len(steps)
+        first = gif.info["duration"]
+        gif.seek(gif.n_frames - 1)
+        assert gif.info["duration"] >= first + 1000 * watching.LAST
 
 
 def test_a_folder_of_a_users_is_left_alone_and_ends_no_training(small_config, tmp_path, capsys):

@@ -92,7 +92,7 @@ def score(file):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("painted")
     (folder / "photos").mkdir()
-    return write_run(folder / "run", kind="gray", scene=str(write_photos(folder / "photos")))
+    return write_run(folder / "run", kind="gray", scene=str(write_photos(folder / "photos")), downscale=FINER)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,7 @@ def textured(run, tmp_path_factory):
 
 @pytest.mark.parametrize("ending", ["glb", "obj"])
 def test_a_texture_shows_what_photographs_do(textured, ending):
+    """As large as they are, though the run was trained on smaller ones."""
     shape, texture = loaded(textured / f"ball.{ending}")
     assert texture.size == (512, 512) and 0.9 * FACES < len(shape.faces) <= FACES
     outwards = (frame().to_model(shape.vertices) - CENTER) / RADIUS

@@ -78,7 +78,7 @@ def test_a_click_says_how_deep_it_is_there(viewer, browser, session):
 def test_two_clicks_and_their_distance_give_metres(viewer, browser, session, folder):
     cameras, controls = viewer.scene.cameras, controls_of(viewer, session)
     press(browser, controls["Keep"])
-    wait_for(lambda: "click two points" in str(browser.messages))
+    wait_for(lambda: "click two places" in str(browser.messages))
     for count, view in enumerate((1, 6), 1):
         pose = cameras.camera_to_world[view]
         browser.tell(CLICK | {"ray_origin": pose[:, 3].tolist(), "ray_direction": (-pose[:, 2]).tolist()})
@@ -88,7 +88,7 @@ def test_two_clicks_and_their_distance_give_metres(viewer, browser, session, fol
     kept = wait_for(lambda: (folder / SCALE).exists() and json.loads((folder / SCALE).read_text()))
     one, other = np.reshape(kept["measured"][:6], (2, 3))
     assert kept["metres_per_unit"] == pytest.approx(3 / np.linalg.norm(other - one))
-    assert f"{np.linalg.norm(other - one):.4g} from the click before" in session.probed.content
+    assert f"{np.linalg.norm(other - one):.4g} from the place clicked before" in session.probed.content
     (folder / SCALE).unlink()
 
 
@@ -109,11 +109,15 @@ def test_the_crop_is_drawn_and_kept(viewer, browser, folder):
 def test_a_path_is_kept_and_played_and_a_flood_of_clicks_keeps_one(viewer, browser, session, folder):
     panel, controls = viewer.panels.path, controls_of(viewer, session)
     panel.path.fps, panel.path.size = 5, (32, 24)
-    for n, position in enumerate([(2.5, 0.6, 1.0), (0.5, 2.5, 1.0)], 1):
+    for n, position in enumerate([(2.5, 0.6, 1.0), (1.5, 2.5, 1.0)], 1):
         at(browser, position)
         press(browser, controls["Add this view"])
         wait_for(lambda n=n: len(panel.path.keyframes) == n)
-    panel.path.keyframes[0].seconds = 1.0
+    panel.path.keyframes[0].seconds, panel.path.keyframes[1].seconds = 1.0, 0.7
+    at(browser, (0.5, 2.5, 1.0))
+    press(browser, panel.actions, "Replace")
+    wait_for(lambda: np.allclose(panel.path.keyframes[1].pose[:, 3], (0.5, 2.5, 1.0)))
+    assert [key.seconds for key in panel.path.keyframes] == [1.0, 0.7], "as long to the next as before"
     go_on = threading.Event()
     viewer.later(go_on.wait)
     for _ in range(20):

@@ -119,7 +119,7 @@ def test_an_image_has_the_size_that_was_asked_for_and_shows_what_is_seen(shown, 
 
 
 def test_the_training_image_lies_on_the_rendering(shown):
-    """At a training camera a split screen shows that image, whatever the field says of depths."""
+    """At a training camera a split screen shows that image, whatever the field says of depths, and none behind it."""
     cameras, (width, height) = shown.cameras, shown.cameras.size(2)
     shown.add_images(cameras)
     here = frames.Viewpoint.of(cameras.camera_to_world[2].double().numpy(), frames.vertical_fov(cameras, 2))
@@ -131,6 +131,10 @@ def test_the_training_image_lies_on_the_rendering(shown):
     seen = (x > 1) & (x < width - 1) & (y > 1) & (y < height - 1)
     wanted = shown.photo(2).numpy()[y.astype(int).clip(0, height - 1), x.astype(int).clip(0, width - 1)]
     assert seen.mean() > 0.4 and np.abs(frame.finish() / 255 - wanted)[seen].mean() < 0.06
+    away = frames.Viewpoint.of(here.matrix * [-1, 1, -1, 1], here.fov)
+    frame = frames.ModelFrame(shown, away, width, height, frames.Look(view=2, split=0.0))
+    frame.render(0, frame.n_rays)
+    assert (frame.finish()[:, 1:] == round(frames.NO_PHOTO * 255)).all()
 
 
 def test_what_no_training_view_saw_fades_in_the_viewer(shown):

@@ -26,6 +26,7 @@ DEPTHS = re.compile(r"(^|_)(depth|z|range|distance)", re.I)  # arrays of a file 
 ALONG_RAY = re.compile(r"(?<![a-z])(ray|range|distance)", re.I)  # others are along the axis
 SHAPE = 0.05  # by which the ratio of sides may be another
 COMPARED, NEIGHBOURS, POINTS = 6, 12, 300  # views, others near each, pixels of a view
+ALIKE = 0.5  # dot of the directions of two views that are compared
 SIDE = 512  # pixels of a view's longer side
 COARSE, AGREE = 0.1, 0.02  # of a distance: how well two views agree
 WRONG, CLEARER = 0.03, 1.05  # scales that are said: off 1, times the pixels that agree
@@ -119,7 +120,11 @@ def depth_notes(capture: Capture, training: Sequence[str], unit: float) -> tuple
     if not measured:
         return ()
     poses = torch.from_numpy(np.stack([image.camera_to_world for image in measured]))
-    groups = neighbours(poses, COMPARED, NEIGHBOURS)
+    looks, all_around = poses[:, :, 2], [image.lens.is_panorama for image in measured]
+    groups = [
+        (one, *(k for k in near if all_around[k] or looks[one] @ looks[k] >= ALIKE))
+        for one, *near in neighbours(poses, COMPARED, NEIGHBOURS)
+    ]
     pairs = [(one, other) for one, *near in groups for other in near[1::3] or near]  # not the nearest: they tell little
     chosen = sorted({k for pair in pairs for k in pair} or {0})
     views = {k: _View(measured[k], unit) for k in chosen}

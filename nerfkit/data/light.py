@@ -16,6 +16,7 @@ from torch import Tensor
 from nerfkit.data.scene_transform.rig import evenly
 
 SIDE, PATCH = 96, 9  # pixels of the shorter side of an image as it is compared, and of a patch, both ways
+LONGEST = 4 * SIDE  # pixels of the longer side
 SOME, NEAR, ASKED = 12, 3, 400  # views, with so many near each; patches of a view that are looked for in those
 ALIKE, TEXTURE = 0.9, 0.15  # correlation of two patches; deviation of one [stops]
 DARK, BRIGHT = 0.03, 0.97  # levels beyond which an image is cut off

@@ -164,6 +164,8 @@ def _check_photos(folder: Path, beside: str) -> None:
             around = folder.resolve().parent  # of the folder "sparse" of a scene
             meant = [around] if readers.formats_of(around) else within[:3]
             raise SceneError(f"{known}{there}; did you mean {' or '.join(map(printable, meant))}?")
+        if not any(place.iterdir()):
+            raise SceneError(f"the folder '{printable(place)}' is empty; put photos or a scene there, or give another")
         formats = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
         there = f"there are no photos (JPEG, PNG, WebP) and no scene of a known format in '{printable(place)}'"
         raise SceneError(f"{known}{there}. Of the formats, {formats}")

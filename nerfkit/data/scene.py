@@ -184,7 +184,7 @@ class Scene:
         views = views[compared]
         sizes = torch.tensor(views.cameras.sizes())  # [V, 2]
         shorter = sizes.amin(1, keepdim=True)
-        small = (sizes * shorter.clamp(max=light.SIDE) / shorter).round().long()
+        small = (sizes * shorter.clamp(max=light.SIDE) / shorter).round().long().clamp(max=light.LONGEST)
         places = torch.ones(len(compared), 2)  # nobody asks where their rays go
         cameras = Cameras(views.cameras.camera_to_world, places, places, *small.T)
         try:

@@ -68,7 +68,10 @@ class Output:
             self.formats, self.stem = formats or (ending,), self.stem.with_suffix("")
         elif ending.isalpha():
             raise UserError(f"--out {printable(self.stem)}: cannot write .{ending}, only {', '.join(known)}")
-        self.stem.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.stem.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"--out: cannot create the folder {printable(self.stem.parent)}: {error.strerror}") from None
         self.about = self.stem.with_name(self.stem.name + ABOUT)
 
     def file(self, format: str) -> Path:

@@ -213,7 +213,7 @@ class Session:
         self.client._websock_connection.queue_message(_messages.RunJavascriptMessage(COPY % json.dumps(text)))
 
     def say_depth(self, origin: Any, direction: Any) -> None:
-        """Say how deep it is along a ray in which somebody has clicked, where, and how far from the click before."""
+        """Say how deep it is along a ray in which somebody has clicked, where, and how far from the one before."""
         scene = self.state.scene
         ends = torch.tensor(np.array([origin, np.add(origin, direction)]), dtype=torch.float32)  # [2, 3]
         here = Viewpoint.of(look_at(ends[:1], ends[1], torch.tensor(scene.up))[0].numpy(), 1e-3)
@@ -228,13 +228,13 @@ class Session:
         text = f"clicked: {scene.in_files(depth):.4g} scene units deep, at {vector_text(place)}"
         self.picked = [*self.picked[-1:], place]
         if len(self.picked) == 2:
-            text += f", {math.dist(*self.picked):.4g} from the click before"
+            text += f", {math.dist(*self.picked):.4g} from the place clicked before"
         self.probed.content = text
 
     def keep_scale(self, metres: float) -> None:
         """Have exports be in metres, by the distance of the last two clicks."""
-        if len(self.picked) < 2:
-            raise UserError("click two points first, whose distance you know")
+        if len(self.picked) < 2 or not math.dist(*self.picked) > 0 or not metres > 0:
+            raise UserError("click two places first, and give their distance in meters, which is above 0")
         known = Scale.of((*map(float, self.picked[0]), *map(float, self.picked[1]), metres))
         keep(self.state.scene.folder, known)
         self.tell("Scale kept", f"A scene unit is {known.metres_per_unit:.4g} m. Exports are in metres from now on.")

@@ -28,7 +28,7 @@ from nerfkit.data.readers.transforms import cameras_json
 from nerfkit.data.readers.transforms.chosen import chosen
 from nerfkit.data.readers.transforms.pose_axes import axes_diagnostics
 from nerfkit.errors import SceneError
-from nerfkit.safe_io import nearest, printable
+from nerfkit.safe_io import first_of, nearest, printable
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in cameras_json.SPLITS}
@@ -146,17 +146,25 @@ def _check_distinct(frames: list[_Frame]) -> None:
 
 
 def _images(frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: Lines) -> list[PosedImage]:
-    images, beaten, angles = [], 0, Counter()
+    images, beaten, angles, faults = [], 0, Counter(), {}
     all_values = [cameras_json.merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
     sizes = [_size_of(frame, values) for frame, values in zip(frames, all_values, strict=True)]
     other = next(filter(None, sizes), None) or _no_size(frames[0])
     for frame, values, mask, own_size in zip(frames, all_values, masks, sizes, strict=True):
         size = own_size or other
-        lens = cameras_json.lens_of(values, frame.where, *size, is_nerfstudio)
-        pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
+        try:
+            lens = cameras_json.lens_of(values, frame.where, *size, is_nerfstudio)
+            pose = cameras_json.pose_of(frame.own.get("transform_matrix"), frame.where)
+        except SceneError as error:
+            faults[frame.where] = str(error)
+            continue
         angles.update(filter(None, [", ".join(cameras_json.beaten_angles(values, frame.where, *size))]))
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
         images.append(PosedImage(frame.name, frame.path, pose, lens, mask))
+    if faults:
+        _, *others = (where.rpartition(": ")[2] for where in faults)
+        also = f"; {len(others)} more frames cannot be used: {first_of(others)}" if others else ""
+        raise SceneError(f"{next(iter(faults.values()))}{also}")
     for keys, count in angles.items():
         notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
     if beaten:

@@ -137,6 +137,8 @@ def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
 
 def pose_of(matrix: Any, where: str) -> np.ndarray:
     """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
+    if matrix is None:
+        raise SceneError(f"{where}: key 'transform_matrix' is missing; it must be 4x4 or 3x4")
     n_rows = 3 if isinstance(matrix, list) and len(matrix) == 3 else 4
     pose = numbers(matrix, f"{where}: transform_matrix", n_rows, 4)
     if n_rows == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
