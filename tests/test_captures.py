@@ -185,7 +185,7 @@ def test_alpha_that_is_opaque_is_none(tmp_path, image, channels: int, said: tupl
         assert_names(notes[0], *said)
 
 
-def test_images_of_which_alpha_shows_nothing_or_would_be_lost_are_refused(tmp_path):
+def test_alpha_that_shows_nothing_or_would_be_lost_is_refused(tmp_path):
     with raises_mentioning(SceneError, "alpha", "1 of 255", "RGB"):
         load_scene(written(tmp_path, lambda k: rgba(k, 1)))
     scene = load_scene(written(tmp_path, lambda k: rgba(k, 255)))
@@ -225,7 +225,7 @@ def test_masks_keep_what_is_white_of_all(tmp_path, mask):
         assert images.mask(view).equal(torch.from_numpy(~keeps[int(file.stem)])), file
 
 
-def test_masks_that_leave_nothing_are_refused_and_those_around_an_object_are_to_cut_it_out(tmp_path):
+def test_masks_that_leave_nothing_or_lie_around_an_object(tmp_path):
     folder, middle = written(tmp_path, posed.noise), np.zeros_like(LEFT)
     posed.masks_in(tmp_path, middle)
     with raises_mentioning(SceneError, "masks", "17 images", "black"):

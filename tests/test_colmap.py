@@ -282,7 +282,6 @@ IMAGE = "1 1 0 0 0 1 2 3 7 a.png\n\n"
         ("images", IMAGE.replace("a", "\udcfc"), (r"\xfc.png", "UTF-8")),
         ("images", IMAGE.replace("a", "a/../../a"), ("a/../../a.png",)),
         ("points3D", "9 1 2 3 10 20 255 .5 1", ("line 1", "pairs")),
-        ("points3D", TEXT["points3D"] + "11 nan 5 6 0 0 0 -1", ("point 2", "nan")),
     ],
 )
 def test_bad_text_records(tmp_path, part: str, content: str, named: tuple):

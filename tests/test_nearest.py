@@ -136,11 +136,9 @@ def renamed(folder: Path, on_disk, in_file) -> Path:
 
 NAMES = {  # of a file on disk, and in transforms.json
     "unicode": (lambda n: unicodedata.normalize("NFD", f"é{n}"), lambda n: unicodedata.normalize("NFC", f"é{n}")),
-    "case_of_all_parts": (lambda n: n, lambda n: n.upper()),
     "case_and_no_extension": (lambda n: n.upper().replace("IMAGES", "images"), lambda n: n.removesuffix(".png")),
     "folder_of_another_computer": (lambda n: n, lambda n: f"/home/me/scan/{n}"),
     "windows": (lambda n: n, lambda n: f"C:\\Users\\Me\\{n}".replace("/", "\\")),
-    "windows_in_another_case": (lambda n: n, lambda n: f"D:\\IMAGES\\{Path(n).name.upper()}"),
     "name_alone": (lambda n: n, lambda n: f"../../elsewhere/{Path(n).name}"),
     "extension_twice_on_disk": (lambda n: f"{n}.png", lambda n: n),
     "extension_twice_in_file": (lambda n: n, lambda n: f"{n}.png"),

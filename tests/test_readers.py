@@ -132,7 +132,6 @@ def test_without_colors_and_without_points(tmp_path):
 
 
 BAD = {
-    "big_endian": (header(format="binary_big_endian"), BINARY, "binary_big_endian"),
     "z_integer": (header(XYZ.replace("float z", "int z")), BODY, "'z'", "float"),
     "x_twice": (header(XYZ + XYZ), BODY, "different names"),
     "truncated_text": (header(count=3), BODY, "3"),
