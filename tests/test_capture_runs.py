@@ -21,7 +21,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.scene_transform.diagnostics import image_diagnostics
-from nerfkit.errors import SceneError
+from nerfkit.errors import RunError, SceneError
 from nerfkit.metrics import ssim
 from nerfkit.rendering import images
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -137,6 +137,12 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
     assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
     assert run_main(inspect, scene, "--out", tmp_path / "out", "--data.box", *posed.BOX) == 1  # again
     assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in posed.BOX)
+
+
+def test_inspect_writes_into_no_folder_of_the_users(tmp_path):
+    scene = posed.colmap_in(tmp_path / "scene", [posed.PINHOLE] * 5)
+    with raises_mentioning(RunError, scene):
+        run_main(inspect, str(scene), "--out", str(scene))
 
 
 @pytest.fixture

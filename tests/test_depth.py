@@ -16,9 +16,10 @@ from PIL import Image
 import nerfkit
 from nerfkit.commands.inspect import examine
 from nerfkit.config import DataConfig
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points
-from nerfkit.data.depth import depth_notes
+from nerfkit.data.depth import depth_notes, seen_in_front
 from nerfkit.data.images.batch import SIGHTED
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
@@ -240,3 +241,10 @@ def test_depth_of_few_views_that_look_everywhere_is_compared_where_they_look_ali
         images = [replace(x, camera_to_world=pose) for x, pose in zip(images, poses, strict=True)]
         notes = depth_notes(capture.of_images(images), [x.name for x in images], 0.0)
         assert any(note.kind == "warning" and "another unit" in note.text for note in notes), notes
+
+
+def test_a_panorama_sees_points_all_around_it():
+    cameras = Cameras.from_lenses(torch.eye(4)[None, :3], [PANORAMA])
+    points = torch.tensor([(0.0, 0, -2), (0.1, 0, 3), (0.2, 0, 6), (4.0, 0, 0), (0.1, -5, 0)])
+    _, seen = seen_in_front(cameras, points)
+    assert sorted(seen.tolist()) == [0, 1, 3, 4]

@@ -146,3 +146,10 @@ BAD = {
 def test_refused_by_name(tmp_path, name: str):
     text, body, *named = BAD[name]
     check_refused(read_points, put(tmp_path, text, body), "p.ply", *named)
+
+
+def test_code_in_a_file_is_not_run(tmp_path):
+    header = "__import__('os').abort()"
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
+    (capture_of(tmp_path) / "poses_bounds.npy").write_bytes(content)
+    check_refused(LLFF.read, tmp_path, "poses_bounds.npy")
