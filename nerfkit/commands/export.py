@@ -156,7 +156,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         if not len(shape.faces):
             raise UserError(f"every part has less than {options.min_part:g} of all faces; lower --min_part")
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
-        shape, n_shreds = mesh.without_small_parts(shape, options.min_part)  # of what is seen
+        shape, n_shreds = mesh.without_small_parts(shape, options.min_part)  # seen faces alone may be loose
         shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
         shape = mesh.simplified(shape, options.faces or len(shape.faces))
         if not len(shape.faces):

@@ -213,7 +213,7 @@ class ReportOptions(SummaryOptions):
 
 @dataclass
 class DoctorOptions:
-    """Check this installation: what works, and what is missing. Exits with 1 if training does not work."""
+    """Check whether this installation works, and what is missing. Exits with 1 if training cannot run."""
 
 
 def by_name(*kinds: type) -> dict[str, type]:

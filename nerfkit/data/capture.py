@@ -92,7 +92,7 @@ class Capture:
     paths: dict[str, list[PosedImage]] = field(default_factory=dict)  # splits without any image; see `resolve_files`
     white_ignores: bool = False  # in masks, not black
     notes: tuple[Note, ...] = ()  # what a user should know
-    format_again: str = ""  # data.format that reads it again, if another one: poses of photos are looked for again
+    format_again: str = ""  # data.format to read it with later, if not its own
 
     def of_images(self, images: list[PosedImage]) -> Capture:
         """The capture of some of its images, in any order: who sees a point is told by their new places."""

@@ -155,7 +155,7 @@ class Scene:
     up: tuple[float, float, float]  # world axis that points up
     transform: SceneTransform | None = None  # from the files' frame to the model's; None where they are one
     notes: tuple[Note, ...] = ()  # what a user should know
-    format_again: str = "auto"  # data.format that reads the same scene again
+    format_again: str = "auto"  # data.format to read the same scene with later
     points: Points | None = None  # sparse points of the files, in their frame
     source: DataConfig | None = None  # how it was read
     paths: dict[str, Cameras] = field(default_factory=dict)  # splits without images, in the model's frame

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grid of cubic cells over what is exported, and triangles through them; memory holds a block of cells at a time."""
+"""A grid of cubic cells over the exported box, worked on block by block, and its surface by marching cubes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ NO_EDGE = -1  # of vertices inside of a cell
 
 
 def domain(model: Model, config: Config, crop: Crop | None, transform: SceneTransform | None) -> np.ndarray:
-    """The box [2, 3] float64, in the model's frame, that holds what is exported: where the sampler looks, cut to the
-    crop's bounds, UserError if nothing is left. In unbounded space it is these, wherever they lie, and without a crop
-    what is not contracted."""
+    """The box to export, [2, 3] float64 in the model's frame; raises UserError if the crop leaves nothing.
+
+    For an object the sampler's box, cut by the crop. For a place the crop alone, or without one its middle.
+    """
     box = np.array(config.data.box).reshape(2, 3)
     if config.sampling.kind == "contracted":
         return box if crop is None else crop.bounds()

@@ -45,7 +45,7 @@ class Scale(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale | None:
-    """The scale that options give, or else the run folder, if it has one; UserError or RunError for what is none."""
+    """The scale of the options, else that of the run folder; None without. Raises UserError or RunError if invalid."""
     if given is not None and measured is not None:
         raise UserError("--scale and --measure both say how long a unit is; leave out one of them")
     if measured is not None:

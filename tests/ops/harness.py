@@ -70,11 +70,11 @@ def usable(case: Case, backend: str, device: str, dtype: torch.dtype) -> str:
     """`backend`, or "auto" where that has no kernel for the case, which it then says instead of running another one."""
     if has_kernel(case, backend, dtype):
         return backend
-    refused_by_name(case, backend, case.arguments(dtype, device))
+    assert_refused(case, backend, case.arguments(dtype, device))
     return "auto"
 
 
-def refused_by_name(case: Case, backend: str, arguments: list) -> None:
+def assert_refused(case: Case, backend: str, arguments: list) -> None:
     """Require that a backend without a kernel for the case refuses it, and that "auto" gives the definition's bits."""
     named = case.op, f"'{backend}'", "ops.backend auto", f"--ops.overrides {case.op} torch"
     with ops.backend(backend), raises_mentioning(ops.BackendError, *named):

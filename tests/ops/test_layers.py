@@ -18,7 +18,7 @@ from nerfkit.ops.spherical_harmonics import N_HARMONICS
 from tests.naming import not_named, raises_mentioning
 from tests.ops.cases import adam_inputs, cases, unit_vectors
 from tests.ops.cases import lltm as lltm_case
-from tests.ops.harness import TOLERANCE, assert_close, backend_params, dtype_name, fused_params, refused_by_name
+from tests.ops.harness import TOLERANCE, assert_close, assert_refused, backend_params, dtype_name, fused_params
 
 needs_cpp = pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="needs the C++ ops")
 
@@ -109,7 +109,7 @@ def test_why_a_gpu_has_no_kernel(gpu, dtype, widths: tuple, inputs: tuple, named
 def test_by_name_it_is_refused_and_under_auto_the_definition_runs(backend: str, device: str, monkeypatch):
     monkeypatch.setattr(sys.modules["nerfkit.ops.mlp"], "why_no_kernel", lambda *_: "its kernel takes none of these")
     case = cases("mlp")[0]
-    refused_by_name(case, backend, case.arguments(torch.float16, device))
+    assert_refused(case, backend, case.arguments(torch.float16, device))
 
 
 @pytest.mark.parametrize("backend, device", backend_params("spherical_harmonics"))

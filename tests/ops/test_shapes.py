@@ -15,7 +15,7 @@ from nerfkit.ops.lltm import LARGEST_ON_GPU
 from nerfkit.ops.mlp import why_no_kernel
 from tests.ops import cases as make
 from tests.ops.cases import Case
-from tests.ops.harness import LAYOUTS, as_tuple, dtype_name, fused_params, refused_by_name
+from tests.ops.harness import LAYOUTS, as_tuple, assert_refused, dtype_name, fused_params
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +156,7 @@ def check(case: Case, layout: Callable[[Tensor], Tensor], backend: str, device: 
         wanted = run(case, case.widened(case.arguments(dtype)))
     arguments = [layout(x) if isinstance(x, Tensor) else x for x in case.arguments(dtype, device)]
     if has_no_kernel(case, arguments):
-        return refused_by_name(case, backend, arguments)
+        return assert_refused(case, backend, arguments)
     with ops.backend(backend):
         got = run(case, arguments, layout)
     for index, (g, w) in enumerate(zip(got, wanted, strict=True)):
