@@ -154,84 +154,58 @@ __device__ __forceinline__ void fill_block(unsigned char* shared, const RenderAr
   }
 }
 
-// Corners of two lanes' points, in [0, 1]^3, on a level. Each lane has the four of both on its side, lower or upper, of
-// the first axis of memory, so that neighbours in memory are asked for by one instruction. Features have the bits of
-// grid_encode_forward_levels. Dense and hashed levels share the code, which is to fit the instruction cache.
-template <int V>
-struct Corners {
+// The features of a point, 0 to 1 along each axis in the order of memory, on levels begin..end - 1, with the bits of
+// grid_encode_forward_levels. Loops over levels are not unrolled: instructions have to fit their cache.
+template <int V, bool HASHED>
+__device__ __forceinline__ void encode_levels(const RenderArguments& a, float x, float y, float z, int begin, int end,
+                                              __half* row) {
   using Row = std::conditional_t<V == 2, unsigned, uint2>;
-  float u[2][3];  // of the even lane's point, of the odd lane's: where in its cell
-  Row rows[2][4];
-
-  __device__ __forceinline__ void load(const float (&point)[2][3], bool odd, bool hashed, const void* table,
-                                       int64_t first_row, int resolution, uint32_t max_entries) {
-    const uint32_t side = resolution + 1, mask = hashed ? max_entries - 1 : ~0u;
-    const uint32_t factor[2] = {hashed ? HASH_Y : side * side, hashed ? HASH_Z : side};
-    const Row* level = static_cast<const Row*>(table) + first_row;
+  const float along[3] = {x, y, z};
+#pragma unroll 1
+  for (int l = begin; l < end; ++l) {
+    const int resolution = a.levels.resolution[l];
+    const uint32_t side = resolution + 1, mask = a.levels.max_entries - 1;
+    const uint32_t factor[2] = {HASHED ? HASH_Y : side * side, HASHED ? HASH_Z : side};
+    uint64_t level = reinterpret_cast<uint64_t>(a.table) + a.levels.first_row[l] * sizeof(Row);
+    asm("" : "+l"(level));  // an address that rows are added to by one instruction each
+    uint32_t at[3];
+    float weight[3][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t at[3];
-#pragma unroll
-      for (int axis = 0; axis < 3; ++axis) {  // in the order of memory
-        const float along = hashed ? point[i][axis] : point[i][(axis + 2) % 3], scaled = along * float(resolution);
-        const int cell = min(int(scaled), resolution - 1);
-        at[axis] = cell, u[i][axis] = scaled - float(cell);
-      }
-      const uint32_t a = (at[0] + odd) & mask, b[2] = {at[1] * factor[0] & mask, (at[1] + 1) * factor[0] & mask},
-                     c[2] = {at[2] * factor[1] & mask, (at[2] + 1) * factor[1] & mask};
-#pragma unroll
-      for (int k = 0; k < 4; ++k)  // past L1, which has better use for what little memory it is left
-        rows[i][k] = __ldcg(level + (hashed ? a ^ b[k >> 1] ^ c[k & 1] : a + b[k >> 1] + c[k & 1]));
+    for (int axis = 0; axis < 3; ++axis) {
+      const float scaled = along[axis] * float(resolution);
+      const int cell = min(int(scaled), resolution - 1);
+      const float u = scaled - float(cell);
+      at[axis] = axis ? cell * factor[axis - 1] : cell, weight[axis][0] = 1 - u, weight[axis][1] = u;
     }
-  }
-
-  __device__ __forceinline__ Vec<__half, V> features(bool odd) const {
+    Row rows[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {  // past L1, which has better use for what little memory it is left
+      const uint32_t first = at[0] + (k >> 2), second = at[1] + (k >> 1 & 1) * factor[0],
+                     third = at[2] + (k & 1) * factor[1],
+                     entry = HASHED ? (first ^ second ^ third) & mask : first + second + third;
+      rows[k] = __ldg(reinterpret_cast<const Row*>(level + uint64_t(entry) * sizeof(Row)));
+    }
     float sum[2][V] = {};
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int k = 0; k < 8; ++k) {
+      const auto& values = reinterpret_cast<const Vec<__half, V>&>(rows[k]);
+      const float w = weight[0][k >> 2] * weight[1][k >> 1 & 1] * weight[2][k & 1];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const auto& values = reinterpret_cast<const Vec<__half, V>&>(rows[i][k]);
-        const float w =
-            (odd ? u[i][0] : 1 - u[i][0]) * (k & 2 ? u[i][1] : 1 - u[i][1]) * (k & 1 ? u[i][2] : 1 - u[i][2]);
-#pragma unroll
-        for (int v = 0; v < V; ++v) sum[i][v] += w * float(values.v[v]);
-      }
+      for (int v = 0; v < V; ++v) sum[k >> 2][v] += w * float(values.v[v]);
+    }
     Vec<__half, V> out;
 #pragma unroll
-    for (int v = 0; v < V; ++v)
-      out.v[v] = __half((odd ? sum[1][v] : sum[0][v]) + __shfl_xor_sync(FULL_MASK, odd ? sum[0][v] : sum[1][v], 1));
-    return out;
+    for (int v = 0; v < V; ++v) out.v[v] = __half(sum[0][v] + sum[1][v]);
+    reinterpret_cast<Vec<__half, V>*>(row)[l] = out;
   }
-};
+}
 
-// The features of this lane's point on all levels, to its row; several levels are loaded before the first is used.
+// The features of this lane's point on all levels, to its row. The first axis of memory is that of which neighbours
+// are neighbouring rows: z of dense levels, x of hashed ones.
 template <int V>
-__device__ __forceinline__ void encode(const RenderArguments& a, const float (&own)[3], int n_dense, __half* row) {
-  constexpr int TOGETHER = 4 / V;
-  const bool odd = threadIdx.x % 2;
-  const int n_levels = a.levels.n_levels;
-  float point[2][3];
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
-    const float other = __shfl_xor_sync(FULL_MASK, own[axis], 1);
-    point[0][axis] = odd ? other : own[axis], point[1][axis] = odd ? own[axis] : other;
-  }
-#pragma unroll 1
-  for (int first = 0; first < n_levels; first += TOGETHER) {
-    Corners<V> corners[TOGETHER];
-#pragma unroll
-    for (int j = 0; j < TOGETHER; ++j) {
-      const int l = min(first + j, n_levels - 1);
-      corners[j].load(point, odd, l >= n_dense, a.table, a.levels.first_row[l], a.levels.resolution[l],
-                      a.levels.max_entries);
-    }
-#pragma unroll
-    for (int j = 0; j < TOGETHER; ++j) {
-      const Vec<__half, V> features = corners[j].features(odd);
-      if (first + j < n_levels) reinterpret_cast<Vec<__half, V>*>(row)[first + j] = features;
-    }
-  }
+__device__ __forceinline__ void encode(const RenderArguments& a, const float (&at)[3], int n_dense, __half* row) {
+  encode_levels<V, false>(a, at[2], at[0], at[1], 0, n_dense, row);
+  encode_levels<V, true>(a, at[0], at[1], at[2], n_dense, a.levels.n_levels, row);
 }
 
 __device__ __forceinline__ void copy_row(const __half* from, __half* to, int width) {  // a multiple of 8

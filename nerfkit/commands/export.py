@@ -124,7 +124,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
     asked = "--formats" if options.texture else "--formats (without --texture)"
     formats = chosen(asked, options.formats, known) if options.formats else ()
     size = options.texture
-    for module in ("trimesh", *["fast_simplification"] * bool(options.faces), *["xatlas"] * bool(size)):
+    for module in ("trimesh", *["fast_simplification"] * bool(options.faces or size), *["xatlas"] * bool(size)):
         writing.optional(module, "this mesh")  # said before minutes of work
     if 0 < size < texture.SMALLEST:
         raise UserError(f"--texture must be 0 or from {texture.SMALLEST} to 16384, got {size}")
@@ -139,26 +139,26 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
         images = photos(run) if size else None
         print(f"this takes about {duration(mesh_seconds(run, options, views))}")
-        if options.source == "density":
-            source = mesh.DensityField(run.model, options.level, run.device)  # an empty crop shows at once
-        else:
-            views.render()
-            source = mesh.DepthField(views, run.device)
+        is_density = options.source == "density"
+        source = mesh.DensityField(run.model, options.level, views) if is_density else mesh.DepthField(views)
         try:
+            if is_density and source.is_empty(grid):
+                raise writing.EmptyError("there is no surface: the opacity is below --level everywhere")
+            views.render()
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
         except writing.EmptyError as error:
-            other = "take --from depth, " if options.source == "density" else ""
+            other = "take --from depth, " if is_density else ""
             raise writing.EmptyError(f"{error}; {other}lower --level, or {where(run, options, cut)}") from None
         if not len(shape.faces):
             raise writing.EmptyError(f"no surface lies in the crop; {where(run, options, cut)}")
-        views.render()
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
         if not len(shape.faces):
             raise UserError(f"every part has less than {options.min_part:g} of all faces; lower --min_part")
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         shape, n_shreds = mesh.without_small_parts(shape, options.min_part)  # seen faces alone may be loose
         shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
-        shape = mesh.simplified(shape, options.faces or len(shape.faces))
+        most = max(size * size // texture.TEXELS_OF_A_FACE, 4) if size else len(shape.faces)
+        shape = mesh.simplified(shape, options.faces or most)
         if not len(shape.faces):
             raise UserError(f"no face is left of a mesh of --faces {options.faces}; raise it, or leave it out")
         more = {}

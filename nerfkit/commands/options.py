@@ -141,7 +141,7 @@ class MeshOptions(GeometryOptions):
     level: number(0.001, 0.999) = LEVEL  # opacity at which the surface is, for --from density
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
-    faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit
+    faces: integer(0, 10**9) = 0  # most faces, about; 0: no limit, or with --texture one for 32 texels
     # side of a texture painted from the training images [pixels], at least 16; 0: colors of vertices
     texture: integer(0, 16384) = 0
     # ply, glb or ply,glb; if --texture is given: glb, obj or glb,obj (default: as --out ends, else the first)

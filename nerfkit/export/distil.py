@@ -22,7 +22,7 @@ from nerfkit.training.run.load import Run, load_run
 from nerfkit.training.trainer import Trainer
 
 LEVELS, FEATURES, WIDTH = 8, 4, 32  # of a student
-RESOLUTIONS = 16, 1024  # cells a side of its coarsest level, and of its finest one at most
+RESOLUTIONS = {"box": (16, 1024), "contracted": (32, 2048)}  # cells a side of its coarsest level, and of its finest
 OCCUPANCY = 128  # cells a side, at most
 COARSER = 2.0  # its steps, in the teacher's: each is a sample that the page computes
 PAGE_BYTES, OTHER_BYTES = 1.0, 4e5  # of a page: for a byte of the table, deflated and in base64; for all other
@@ -47,7 +47,8 @@ def distilled(run: Run, megabytes: float, seconds: float) -> Run:
 
 def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
     config, on = deepcopy(run.config), run.device.type
-    coarsest, finest = RESOLUTIONS[0], min(RESOLUTIONS[1], config.model.max_resolution)
+    coarsest, finest = RESOLUTIONS[config.sampling.kind]
+    finest = min(finest, config.model.max_resolution)
     growth = (finest / coarsest) ** (1 / (LEVELS - 1))
 
     def fits(log2: int) -> bool:

@@ -16,7 +16,7 @@ from nerfkit.crop import Crop
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
-from nerfkit.export.grid import BLOCK, Grid, Piece, joined, occupied_blocks, piece_of_block
+from nerfkit.export.grid import BLOCK, LEVEL, Grid, Piece, joined, occupied_blocks, piece_of_block
 from nerfkit.export.views import Seen, Views
 from nerfkit.export.writing import EmptyError, Work, linear, needs_double, optional, oriented_columns, ply_bytes
 from nerfkit.model.base import Model
@@ -37,21 +37,44 @@ BEHIND = 1.0  # cells that a point may lie behind what hides it and still be see
 LEAST_COSINE = 0.25  # at which a surface still counts as sloping: within 14 degrees of it, it may hide itself
 
 
+@torch.no_grad()
+def blocks_seen(grid: Grid, views: Views) -> np.ndarray:
+    """Which blocks [n_blocks] bool have something within the truncation of a depth of some view."""
+    found, side = np.zeros(grid.n_blocks, dtype=bool), TRUNCATION * grid.cell
+    for view in views:
+        rays, depth = view.camera.image_rays(0), view.depth.flatten()
+        rows = (depth > 0) & (view.opacity.flatten() > 0)
+        points = rays.origins[rows] + rays.directions[rows] * depth[rows, None]
+        cubes = (points.double() - torch.from_numpy(grid.origin).to(points.device)) / side
+        cubes = torch.unique(cubes.clamp(-2, max(grid.cells)).floor(), dim=0)  # far fewer than pixels
+        grid.mark(found, grid.origin + side * (cubes.cpu().numpy() + 0.5), 1.5 * side)
+    return found
+
+
 class DensityField:
     """The opacity of a cell, 1 - exp(-density * cell), bent so that `level` becomes 0.5."""
 
-    def __init__(self, model: Model, level: float, device: torch.device):
-        self.model, self.device = model, device
+    def __init__(self, model: Model, level: float, views: Views):
+        self.model, self.views = model, views
         self.optical = -math.log1p(-level)  # density * cell at the level
 
+    def is_empty(self, grid: Grid) -> bool:
+        """Whether nothing anywhere is at the level, before views are rendered for minutes."""
+        blocks = occupied_blocks(grid, self.model)
+        n_parts = -(-len(blocks) // BLOCKS_OF_A_PART)  # each from all over the grid: where something is, one will do
+        parts = (self.inside(grid, blocks[part::n_parts]) for part in range(n_parts))
+        return not any((values > LEVEL).any() for part in parts for values in part)
+
     def blocks(self, grid: Grid) -> np.ndarray:
-        """Blocks [N, 3] in which there may be a surface."""
-        return occupied_blocks(grid, self.model)
+        """Blocks [N, 3] in which there may be a surface, and that a view sees: most of the surface of a place is in
+        what no camera saw."""
+        blocks = occupied_blocks(grid, self.model)
+        return blocks[blocks_seen(grid, self.views)[tuple(blocks.T)]]
 
     @torch.no_grad()
     def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
         """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
-        points = grid.points(blocks, self.device)
+        points = grid.points(blocks, self.views.device)
         density = torch.cat([self.model.density(part).float() for part in points.split(POINTS_AT_ONCE)])
         # Near the level this is as straight as the logarithm of the density, which is what a network gives.
         values = density / (density + self.optical / grid.cell)
@@ -61,26 +84,19 @@ class DensityField:
 class DepthField:
     """A truncated signed distance, the mean over views of how far a point lies in front of their median depth."""
 
-    def __init__(self, views: Views, device: torch.device):
-        self.views, self.device = views, device
+    def __init__(self, views: Views):
+        self.views = views
 
-    @torch.no_grad()
     def blocks(self, grid: Grid) -> np.ndarray:
         """Blocks [N, 3] that the truncated distance around a depth of some view reaches into."""
-        found = np.zeros(grid.n_blocks, dtype=bool)
-        for view in self.views:
-            rays, depth = view.camera.image_rays(0), view.depth.flatten()
-            rows = (depth > 0) & (view.opacity.flatten() > 0)
-            points = rays.origins[rows] + rays.directions[rows] * depth[rows, None]
-            grid.mark(found, points.double().cpu().numpy(), TRUNCATION * grid.cell)
-        return np.argwhere(found)
+        return np.argwhere(blocks_seen(grid, self.views))
 
     @torch.no_grad()
     def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
         """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
-        points = grid.points(blocks, self.device).T.contiguous().T  # [P, 3]
+        points = grid.points(blocks, self.views.device).T.contiguous().T  # [P, 3]
         truncation = TRUNCATION * grid.cell
-        total, weights = (torch.zeros(len(points), device=self.device) for _ in range(2))
+        total, weights = (torch.zeros(len(points), device=points.device) for _ in range(2))
         for view in self.views:
             seen = view.see(points)
             rows = seen.inside.nonzero()[:, 0]
@@ -138,7 +154,7 @@ def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:
         pieces.append(Piece(**work.part(f"blocks_{start:08d}", lambda part=part: piece_of(part)._asdict())))
     piece = joined(pieces)
     if not len(piece.faces):
-        raise EmptyError("there is no surface: the opacity is below --level everywhere")
+        raise EmptyError("no training camera sees a surface")
     vertices = grid.origin + grid.cell * piece.vertices
     return Mesh(vertices, piece.faces, vertex_normals(vertices, piece.faces), np.zeros(vertices.shape, dtype=np.uint8))
 
@@ -190,7 +206,7 @@ def simplified(mesh: Mesh, faces: int) -> Mesh:
 
 def _nearest(places: np.ndarray, points: np.ndarray) -> np.ndarray:
     """The number [P] of the place [N, 3] that is nearest to each point [P, 3]."""
-    return optional("scipy.spatial", "a mesh").cKDTree(places).query(points)[1]
+    return optional("scipy.spatial", "a mesh").cKDTree(places).query(points, workers=-1)[1]
 
 
 def cropped(mesh: Mesh, crop: Crop | None) -> Mesh:
@@ -248,7 +264,10 @@ def colored(mesh: Mesh, views: Views, cell: float, device: torch.device) -> tupl
     kept = by_most_neighbours(mesh.faces, has_color)[mesh.faces].all(axis=1)
     if not kept.any():
         raise UserError("no training camera sees any of the surface: is the crop inside of something?")
-    color[~has_color] = color[has_color][_nearest(mesh.vertices[has_color], mesh.vertices[~has_color])]
+    bare = np.zeros(len(color), dtype=bool)
+    bare[mesh.faces[kept]] = True  # not those that go, most of the surface of a place
+    bare &= ~has_color
+    color[bare] = color[has_color][_nearest(mesh.vertices[has_color], mesh.vertices[bare])]
     return replace(mesh, colors=color).keep(kept), int((~kept).sum())
 
 

@@ -18,6 +18,7 @@ from nerfkit.export.writing import optional
 from nerfkit.rendering.image_renderer import foretold
 
 PACKED = 1024  # texels a side, about, on which parts are laid out, one apart: finer ones take minutes
+TEXELS_OF_A_FACE = 32  # at least, on average: more faces show no more, and take minutes to unwrap
 FACES_OF_A_PART = 5000  # about, that are unwrapped together: of more, each takes longer
 BYTES_PER_TEXEL = 96  # of all that is known of one, and of the images that are made of them
 CHUNK = 2**20  # texels, or candidates for one, that are worked on at once
