@@ -179,7 +179,7 @@ __device__ __forceinline__ void encode_levels(const RenderArguments& a, float x,
     }
     Row rows[8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {  // past L1, which has better use for what little memory it is left
+    for (int k = 0; k < 8; ++k) {
       const uint32_t first = at[0] + (k >> 2), second = at[1] + (k >> 1 & 1) * factor[0],
                      third = at[2] + (k & 1) * factor[1],
                      entry = HASHED ? (first ^ second ^ third) & mask : first + second + third;
