@@ -59,7 +59,8 @@ def run_command(name: str, arguments: list[str]) -> None:
             limit_threads(spare=int(name == "view"))  # for the page and the browser
             return module.main(options, *processes)
 
-    in_utf8()
+    if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":  # of ASCII, perhaps
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})  # begins anew, in UTF-8
     # Idle threads of torch sleep instead of spinning, which would take cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
     for setting, value in BARS[sys.stderr.isatty()].items():
@@ -104,12 +105,6 @@ def command_line(command: str, *words: object) -> str:
         return shell_join("nerfkit", command, *words)
     has_script = os.path.exists(os.path.join(folder, f"{command}.py"))
     return shell_join("python", *((f"scripts/{command}.py",) if has_script else ("-m", "nerfkit", command)), *words)
-
-
-def in_utf8() -> None:
-    """Restart the process in Python's UTF-8 mode where the locale has another encoding, such as ASCII."""
-    if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
-        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
 
 
 def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:

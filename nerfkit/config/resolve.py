@@ -99,20 +99,16 @@ def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
                 )
         for name in ("path", "sfm_dir", "format", "downscale", "masks", "depth_unit"):
             setattr(new.data, name, getattr(scene.source, name))
-        _check_unit_of_box(new.data.box, scene)
+        frame = scene.transform
+        if frame is not None and frame.scale != 1:  # that was found, not the files'
+            known = (None, scene.source.box, CUBE, tuple(frame.box.flatten().tolist()))
+            if new.data.box not in known:
+                raise ConfigError(
+                    "data.box is meant in the coordinates of the files, but the scene was read without it, in a frame "
+                    "that was found; give it when the scene is read: nerfkit.load_scene(path, box=...)"
+                )
     if new.data.format == "auto":
         new.data.format = scene.format_again
-
-
-def _check_unit_of_box(box: Any, scene: Any) -> None:
-    """Raise ConfigError for a box in the coordinates of the files where the scene is in a frame that was found."""
-    if box is None or box == scene.source.box or scene.transform is None or scene.transform.scale == 1:
-        return
-    if box not in (CUBE, tuple(scene.transform.box.flatten().tolist())):
-        raise ConfigError(
-            "data.box is meant in the coordinates of the files, but the scene was read without it, in a frame that was "
-            "found; give it when the scene is read: nerfkit.load_scene(path, box=...)"
-        )
 
 
 def _check_split(asked: Any, new: Any, scene: Any) -> None:

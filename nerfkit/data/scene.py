@@ -133,8 +133,7 @@ class Views:
 
 def threads_to_decode(n_bytes: int, most: int, kept: int = 0) -> int:
     """How many of `most` threads that take some memory each may decode, beside what is `kept`; 0: not even one."""
-    most, free = min(cores(), most), free_memory()
-    return most if free is None else max(0, min(most, (free - kept) // n_bytes))
+    return max(0, min(cores(), most, (free_memory() - kept) // n_bytes))
 
 
 def format_sizes(sizes: list[tuple[int, int]]) -> str:

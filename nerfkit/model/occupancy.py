@@ -78,11 +78,13 @@ class OccupancyGrid(nn.Module, ABC):
         is_warmed_up = step >= self.warmup_steps
         if self.prunes_unreached and is_warmed_up:
             torch.where(self.unreached < 255, self.unreached + 1, self.unreached, out=self.unreached)
-        opacity = self.opacity.flatten()
+        opacity, side = self.opacity.flatten(), self.config.occupancy_resolution
         cells = self._some_cells() if is_warmed_up else torch.arange(len(opacity), device=opacity.device)
         opacity *= OCCUPANCY_DECAY
         for chunk in cells.split(2**18):
-            points = self._random_points(chunk)
+            corner = torch.stack([chunk // side**2, chunk // side % side, chunk % side], dim=-1)  # [M, 3], in cells
+            shift = torch.rand(corner.shape, device=chunk.device, generator=generator_on(chunk.device))
+            points = self.to_world((corner + shift) / side)
             evaluated = -torch.expm1(-density_fn(points) * self.config.step_size)
             opacity.scatter_reduce_(0, chunk, evaluated, "amax")
         mean = (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)  # of cells that may be occupied
@@ -162,9 +164,3 @@ class OccupancyGrid(nn.Module, ABC):
         chosen = (torch.rand(n_drawn, dtype=torch.float64, **drawing) * up_to[-1]).long()
         occupied = torch.searchsorted(up_to, chosen, right=True).clamp(max=n_cells - 1)
         return torch.cat([anywhere, occupied])
-
-    def _random_points(self, cells: Tensor) -> Tensor:
-        side = self.config.occupancy_resolution
-        corner = torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)  # [M, 3] int64, in cells
-        shift = torch.rand(corner.shape, device=cells.device, generator=generator_on(cells.device))
-        return self.to_world((corner + shift) / side)

@@ -93,7 +93,12 @@ def evaluate(
             n_ignored += 0 if counts is None else int((~counts).sum())
             others = other_scores(image_of, config, cameras, view, rendered, truth, counts)
             rows.append(scores(render, truth, counts, lpips, device) | others | {"view": views.names[view]})
-            _check_score(rows[-1], split)
+            if broken := [name for name in SCORES if not math.isfinite(rows[-1].get(name) or 0.0)]:
+                what = f"{split} view {views.names[view]}: {broken[0]} is {rows[-1][broken[0]]}"
+                raise RunError(
+                    f"{what}, as the model's colors are not finite. "
+                    "No scores are written; is the checkpoint damaged, or did training diverge?"
+                )
             bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
             if view in compared and comparisons is not None:
                 if len(drawn) == DRAWN_AT_ONCE:
@@ -275,15 +280,6 @@ def _comparison_folder(folder: RunFolder, name: str, files: set[str]) -> OwnFold
             raise
         print(f"no comparison images are written: {error}")
         return None
-
-
-def _check_score(row: dict[str, Any], split: str) -> None:
-    for name in SCORES:
-        if row.get(name) is not None and not math.isfinite(row[name]):
-            raise RunError(
-                f"{split} view {row['view']}: {name} is {row[name]}, as the model's colors are not finite. "
-                "No scores are written; is the checkpoint damaged, or did training diverge?"
-            )
 
 
 def protocol(

@@ -201,11 +201,11 @@ class DrawnPixels(NamedTuple):
 
 def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> ResidentPixels | StreamingPixels:
     """All images on the device, where they fit into half of its free memory, else a window of them."""
-    free = available_memory(device)
+    allowed = int(SHARE_OF_IMAGES * available_memory(device))
     is_there = pool.pixels.device.type == device.type and device.index in (None, pool.pixels.device.index)
-    if is_there or free is None or pool.bytes() <= SHARE_OF_IMAGES * free:
+    if is_there or pool.bytes() <= allowed:
         return ResidentPixels(pool.to(device))
-    return StreamingPixels(pool, device, int(SHARE_OF_IMAGES * free), n_steps)
+    return StreamingPixels(pool, device, allowed, n_steps)
 
 
 class ResidentPixels:

@@ -85,11 +85,7 @@ def _world_to_camera(capture: Capture) -> list[list[float]]:
     poses = np.array([image.camera_to_world for image in capture.images], np.float64).reshape(-1, 3, 4)
     rotation = (poses[:, :, :3] * TO_OPENGL).transpose(0, 2, 1)  # [N, 3, 3] world to camera
     translation = -rotation @ poses[:, :, 3:]
-    return np.concatenate([_quaternions(rotation), translation[:, :, 0]], axis=1).tolist()
-
-
-def _quaternions(rotation: np.ndarray) -> np.ndarray:
-    """w x y z [N, 4], w not negative, of rotations [N, 3, 3]: eigenvectors of Bar-Itzhack's symmetric matrices."""
+    # A quaternion is an eigenvector of Bar-Itzhack's symmetric matrix.
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = np.moveaxis(rotation, 0, -1)
     rows = [
         [xx + yy + zz, zy - yz, xz - zx, yx - xy],
@@ -98,7 +94,8 @@ def _quaternions(rotation: np.ndarray) -> np.ndarray:
         [yx - xy, xz + zx, yz + zy, zz - xx - yy],
     ]
     unit = np.linalg.eigh(np.moveaxis(np.array(rows), -1, 0))[1][:, :, -1]  # of the largest eigenvalue
-    return np.where(unit[:, :1] < 0, -unit, unit)
+    quaternions = np.where(unit[:, :1] < 0, -unit, unit)  # [N, 4]
+    return np.concatenate([quaternions, translation[:, :, 0]], axis=1).tolist()
 
 
 def _joined(values: Iterable[float]) -> str:

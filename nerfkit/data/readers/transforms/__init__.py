@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from nerfkit import safe_io
 from nerfkit.data import ply
@@ -149,7 +149,13 @@ def _images(frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool,
     images, beaten, angles, faults = [], 0, Counter(), {}
     all_values = [cameras_json.merge_frame_keys(frame.content, frame.own, frame.where) for frame in frames]
     sizes = [_size_of(frame, values) for frame, values in zip(frames, all_values, strict=True)]
-    other = next(filter(None, sizes), None) or _no_size(frames[0])
+    if not any(sizes):
+        first = frames[0]
+        if os.path.exists(first.path):
+            image_header(first.path)  # raises what is wrong with it
+        missing = f"image {printable(first.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
+        raise SceneError(f"{first.where}: keys 'w' and 'h' are missing, and {missing}{folders.beside(first.path)}")
+    other = next(filter(None, sizes))
     for frame, values, mask, own_size in zip(frames, all_values, masks, sizes, strict=True):
         size = own_size or other
         try:
@@ -252,13 +258,6 @@ def _size_of(frame: _Frame, values: dict[str, Any]) -> tuple[int, int] | None:
         header = image_header(frame.path)
         return header.width, header.height
     return None
-
-
-def _no_size(frame: _Frame) -> NoReturn:
-    if os.path.exists(frame.path):
-        image_header(frame.path)  # raises what is wrong with it
-    missing = f"image {printable(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
-    raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}{folders.beside(frame.path)}")
 
 
 def _points(content: dict[str, Any], file: Path, notes: Lines) -> Points | None:

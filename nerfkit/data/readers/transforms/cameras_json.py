@@ -169,7 +169,11 @@ def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerf
     terms = {key: value for key, value in _coefficients(values, where).items() if value}
     model = _model(values, terms, where, is_nerfstudio)
     if model == PANORAMA:
-        return _panorama(values, where, width, height)
+        for key, wanted in _panorama_keys(width, height).items():
+            if key in values and abs(number(values, key, where) - wanted) > ANGLE_TOLERANCE * wanted:
+                what = f"'{key}' of {width}x{height} panoramas must be {wanted:g}, got {values[key]:g}"
+                raise SceneError(f"{where}: {what}: only whole panoramas are read; or leave the key out")
+        return Lens(PANORAMA, (width, height), width, height)
     intrinsics = _intrinsics(values, where, width, height)
     if "fx" not in MODELS[model].names and intrinsics["fx"] != intrinsics["fy"]:  # a model whose pixels are square
         model = "OPENCV" if terms else "PINHOLE"
@@ -195,14 +199,6 @@ def keys_of(lens: Lens, where: str) -> dict[str, Any]:
 def _panorama_keys(width: int, height: int) -> dict[str, float]:
     """What nerfstudio's keys of the focal length and the middle are for a whole panorama."""
     return {"fl_x": width / 2, "fl_y": float(height), "cx": width / 2, "cy": height / 2}
-
-
-def _panorama(values: dict[str, Any], where: str, width: int, height: int) -> Lens:
-    for key, wanted in _panorama_keys(width, height).items():
-        if key in values and abs(number(values, key, where) - wanted) > ANGLE_TOLERANCE * wanted:
-            what = f"'{key}' of {width}x{height} panoramas must be {wanted:g}, got {values[key]:g}"
-            raise SceneError(f"{where}: {what}: only whole panoramas are read; or leave the key out")
-    return Lens(PANORAMA, (width, height), width, height)
 
 
 def _model(values: dict[str, Any], terms: dict[str, float], where: str, is_nerfstudio: bool) -> str:
