@@ -6,8 +6,6 @@
 'field'
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

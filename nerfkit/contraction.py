@@ -9,8 +9,6 @@ With u a position relative to a box, whose faces are at +-1, and m its largest c
 Letters: N positions, L distances of t_edges.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choice and name of the device, free memory, determinism, seeds."""
 
-from __future__ import annotations
-
 import os
 import platform
 import random

@@ -5,8 +5,6 @@
 torch. Nothing here runs at import of nerfkit.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

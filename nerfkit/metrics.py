@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image metrics, each named and defined."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types of options: numbers with a range, booleans and free tables as the command line takes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

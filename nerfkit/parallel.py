@@ -5,8 +5,6 @@ Numbers and short messages go over the CPU: gloo, and the store that torchrun ke
 gloo where the device is a CPU. How they are summed is in `nerfkit.training.step.distributed`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

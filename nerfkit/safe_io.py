@@ -4,8 +4,6 @@
 Every failure is a one-line error of the class that the caller gives.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many threads there are to be: the one place that decides it."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The version of this package, and of what its numbers depend on."""
 
-from __future__ import annotations
-
 import platform
 
 __version__ = "0.2.0"

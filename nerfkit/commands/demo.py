@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nerfkit demo`: the small scene that the package carries, trained, scored and rendered, for a first look."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this installation supports, and what to type for what is missing."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from importlib.util import find_spec

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the cameras of a scene stand and look, with its points and its box: the drawing of `nerfkit inspect`."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 

@@ -5,8 +5,6 @@ Scores of the test views are in RUN/metrics.json, of another split in RUN/eval/<
 RUN/eval/on_<scene>/<split>: they never replace the run's own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from os.path import exists
 from pathlib import Path

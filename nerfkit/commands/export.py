@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nerfkit export RUN mesh|points|cameras|depth|splats|web`: a run for other programs, in its files' frame."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nerfkit render`: novel views of a run, PNG frames as they finish, then a video. Needs the run folder alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 Whatever a run says of itself may come from others: every text is escaped, and the page may load and run nothing.
 """
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nerfkit summary`: what a run scored and where its images are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nerfkit.commands import command_line

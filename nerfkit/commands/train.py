@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nerfkit train`: train a scene, or resume a run, then score it."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from dataclasses import replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nerfkit view`: look at a run in a browser until Ctrl-C. Needs the run folder; images of the scene are optional."""
 
-from __future__ import annotations
-
 from nerfkit.commands import StopSignals
 from nerfkit.commands.options import ViewOptions
 from nerfkit.training.run.load import load_run

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options as nested dictionaries and TOML files: presets, what a file changes, and what differs between two sets."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

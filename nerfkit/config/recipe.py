@@ -6,8 +6,6 @@ Each option has cases, of which the first whose condition holds decides. A class
 "trainer.learning_rate": ((0.005, OTHERWISE),)}`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 A value out of range, or one that contradicts another, is an error that names the option and its range.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, get_type_hints

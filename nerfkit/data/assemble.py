@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture -> Scene: which images are there and of which sizes, what each split has, and the frame of the scene."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

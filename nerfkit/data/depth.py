@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured depth as distances along rays: files, whether they fit the poses, and sparse points as views see them."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 16 evenly spaced files are decoded, and all only if these are unclear.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress

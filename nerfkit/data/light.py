@@ -5,8 +5,6 @@ is compared. Small patches whose pattern is the same show the same thing, whatev
 Letters: V views, P patches of a view.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scene folder -> Scene, of any known format; of photos and videos after their poses were found."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

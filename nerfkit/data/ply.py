@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PLY files of points: positions and colors of the element `vertex`, ASCII or binary, as reconstructions come in."""
 
-from __future__ import annotations
-
 import io
 import re
 import reprlib

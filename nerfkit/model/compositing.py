@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Density, color and intervals of samples -> color, opacity and depth of rays."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch.nn.functional as F

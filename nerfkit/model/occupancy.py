@@ -7,8 +7,6 @@ ground that an object stands on: it costs samples, and whoever looks from elsewh
 Nor what is close to a camera and seen by few: a cloud there explains their images, and hides the scene from others.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 

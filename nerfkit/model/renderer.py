@@ -9,8 +9,6 @@ decoder     features, context, direction -> density [N], rgb [N, 3]
 compositing density, rgb, intervals      -> color [R, 3], opacity [R], depth [R]
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rays + occupancy grid -> packed samples, in a box or in unbounded space; `sampling.kind` chooses one."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import NamedTuple
 

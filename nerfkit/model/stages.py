@@ -6,8 +6,6 @@ a ray. Color may depend on the ray: encoded features and state enter its first l
 zero, so the model starts as a plain grid field.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

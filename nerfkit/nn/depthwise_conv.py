@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Depthwise convolutions as modules; their parameters are those of `nn.Conv1d` and `nn.Conv2d` with groups=channels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

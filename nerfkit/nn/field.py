@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a field is made of, as modules: the multi-resolution feature grid, and a small network of linear layers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The LLTM as modules with the call signatures of `nn.LSTMCell` and `nn.LSTM`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence

@@ -13,8 +13,6 @@ What `torch.autocast` does; without it, mixed dtypes are an error, and float64 i
 | lazy_adam, render_rays | all unchanged |
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compaction: the first samples of each ray, repacked, with their positions."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Early termination of rays of packed samples."""
 
-from __future__ import annotations
-
 import math
 
 import torch

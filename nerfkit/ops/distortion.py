@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The distortion loss of mip-NeRF 360 on packed samples."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@
 not, a second derivative would be silently zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-resolution feature grid: dense levels where they fit, hashed levels above."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from itertools import pairwise

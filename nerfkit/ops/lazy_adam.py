@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adam that skips elements without a gradient."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The LLTM recurrence along every ray."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

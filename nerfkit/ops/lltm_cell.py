@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step of the LLTM, a recurrent cell without forget gate."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small network of linear layers with ReLU between them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@
 be empty. Letters: R rays, N packed samples, S samples of one ray.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real spherical harmonics of ray directions, for each ray or each sample."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

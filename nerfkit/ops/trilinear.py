@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trilinear interpolation of eight corner features."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

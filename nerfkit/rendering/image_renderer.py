@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cameras -> images of a trained model, in chunks of rays that fit into memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

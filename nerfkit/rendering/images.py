@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of values, that say what they show; image and video files."""
 
-from __future__ import annotations
-
 import io
 import math
 import tempfile

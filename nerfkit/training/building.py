@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model of a training: which one, drawn from the seed, and whether it can see what the cameras look at."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores on held-out views, with the protocol that makes them comparable."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import deque

@@ -5,8 +5,6 @@ Fog before each camera can show it its image. A view that does not count yet has
 other views will be like. In a box no sample lies before the cameras, and a few views show each what no other does.
 """
 
-from __future__ import annotations
-
 import torch
 
 from nerfkit.config import Config

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training: pixels in, optimiser steps out; every source of randomness can be saved and restored."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

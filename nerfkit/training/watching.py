@@ -11,8 +11,6 @@ progress.gif                  all of them, one after another
 Nothing of the training changes: drawing takes no random numbers and no training time.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time

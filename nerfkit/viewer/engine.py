@@ -7,8 +7,6 @@ chunks of milliseconds; between two of them, a newer request of the same client 
 `forget` may be called from any thread; everything else belongs to the one thread that renders.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

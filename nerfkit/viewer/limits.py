@@ -4,8 +4,6 @@
 Whatever is not a browser may send what no control lets a user choose, to a training that must not end of it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much is drawn at once, at which size, and for how much of the time: measured times in, sizes out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

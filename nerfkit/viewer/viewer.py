@@ -5,8 +5,6 @@ All rendering and all files belong to the thread of that caller. The page's own 
 changes what is wanted, and leaves the rest to `later`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a lens can be, from lenses that exist: numbers of another unit are legal numbers, but of no such lens."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator

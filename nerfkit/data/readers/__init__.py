@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scene formats: one module each with `recognises` and `read`, listed here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path

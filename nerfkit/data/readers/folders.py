@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of images and masks in the folders of a capture."""
 
-from __future__ import annotations
-
 import os
 import posixpath
 import re

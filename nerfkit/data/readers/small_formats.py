@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats that are a page each, of pinholes: Polycam's keyframes, Record3D, NSVF and ScanNet, IDR and NeuS, LLFF."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

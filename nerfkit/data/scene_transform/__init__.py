@@ -11,8 +11,6 @@ The scene is one of four kinds; the first whose test holds:
 The box of an object is that of what all its silhouettes show, where another one does not hold it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What speaks against a capture as a whole: cameras that no scene fits, a box beside it, images that show nothing."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the poses of cameras say of how they were held: what they look at, from how far, and which way is up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@
 FOLDER is that of the photos, `<name>_frames` beside a video, or --data.sfm_dir.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

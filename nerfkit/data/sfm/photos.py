@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Photos in a folder: which there are, which share a lens, and which pairs of them may show the same."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ one before, `checkpoint.previous.safetensors`, until the training ends. What the
 steps follow from, is `taken` and `put_back` here.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import stat

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of the files of a run, and its text files read: options, log, scores. Nothing here needs torch."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained run, loaded for scoring, rendering, exports or a viewer."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is learned of each training view besides the field: the light of its image, and where its camera stood."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -8,8 +8,6 @@ batches. So the weights are added first, each process takes the gradient of w_r 
 large ones where they lie, small ones and the counts of a step in one buffer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

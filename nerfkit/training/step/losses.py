@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses: functions of a rendering and its batch that return terms by name, whose sum is minimised."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from operator import attrgetter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimisers of a radiance field, most of whose parameters have no gradient in a step; how their rate falls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from inspect import unwrap
 from typing import Any

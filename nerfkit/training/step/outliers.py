@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of training images that show what no other view has, such as people who walk by: their rays count less."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

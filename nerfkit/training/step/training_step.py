@@ -6,8 +6,6 @@ a CUDA graph; all that changes from step to step is in tensors. Elsewhere it run
 processes each draws rays of its own, and their gradients are added: `nerfkit.training.step.distributed`.
 """
 
-from __future__ import annotations
-
 import gc
 from functools import reduce
 from typing import Any, NamedTuple

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is beside the frame: tabs, and the things that are drawn into the scene."""
 
-from __future__ import annotations
-
 import viser
 
 from nerfkit.viewer.panels.path import PathPanel

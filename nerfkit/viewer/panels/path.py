@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tab Path: a camera path, edited, previewed, kept as a file that `nerfkit render` takes, rendered to a video."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 import threading

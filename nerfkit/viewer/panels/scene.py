@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tabs Scene and Crop: what is drawn into the scene, and the box outside of which nothing is rendered."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tabs View, each browser's own, and Run: how the training goes or went."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

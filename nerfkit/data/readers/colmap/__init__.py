@@ -6,8 +6,6 @@ the folder itself; the images are in images, or where most of the model's names 
 are ignored, in masks. Poses turn from world-to-camera in OpenCV axes to camera-to-world in OpenGL axes.
 """
 
-from __future__ import annotations
-
 import os
 import posixpath
 from dataclasses import replace

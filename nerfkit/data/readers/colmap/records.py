@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of a COLMAP model, as binary files and text have them; what is none is a SceneError that says where."""
 
-from __future__ import annotations
-
 import os
 import posixpath
 import struct

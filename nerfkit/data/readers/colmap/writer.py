@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capture as a sparse model that COLMAP reads, in its text form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Masks are named by `mask_path` (black is ignored), as `dynamic_mask_NAME.png` be
 or with the image's name in a folder `masks` beside the images' folder (black is ignored).
 """
 
-from __future__ import annotations
-
 import math
 import os
 import posixpath

@@ -11,8 +11,6 @@ instant-ngp reads them differently, and OpenCV's fourth is another again. Unsupp
 are errors; other unused keys are named in a warning.
 """
 
-from __future__ import annotations
-
 import math
 import reprlib
 import warnings

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of a transforms file that say which frames count, and of which split: obeyed, refused or doubted by name."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import reprlib

@@ -5,8 +5,6 @@ Such cameras look away from what they photographed, with their heads down. Neith
 outwards. The optical axes of world-to-camera matrices, and of transposed rotations, do not meet.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from nerfkit.data.capture import Note, Points, PosedImage

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capture as the `transforms.json` that nerfstudio reads, and nerfkit reads back equal."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
