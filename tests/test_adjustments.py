@@ -25,7 +25,6 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.evaluator import aligned
 from nerfkit.training.run import checkpoint
 from nerfkit.training.step.adjustments import ViewAdjustments, in_light, radius_of, rotated
-from nerfkit.training.step.outliers import Outliers
 from tests import sphere_field
 from tests.naming import raises_mentioning
 from tests.noisy_captures import LENS, capture
@@ -195,23 +194,6 @@ def test_a_model_without_gradients_in_the_rays_is_named(small_config):
     make_trainer(small_config, model=sphere_field.Balls).train_step()
     with raises_mentioning(UserError, "Fixed", "data.pose_optimization"):
         make_trainer(small_config, model=Fixed).train_step()
-
-
-# ---- what one image alone shows counts less
-
-
-def test_parts_of_large_errors_count_less_once_something_is_known():
-    """Of a view whose upper left corner nothing explains, from a twentieth of the training on."""
-    outliers, place = Outliers(1), torch.rand(4000, 2)
-    is_odd = (place < 0.25).all(1)
-    pixels = torch.where(is_odd, 255, 20)[:, None].expand(-1, 3).byte()
-    rays = Rays(torch.zeros(4000, 3), torch.zeros(4000, 3), torch.zeros(4000, dtype=torch.int64))
-    batch = Batch(rays, pixels, torch.ones(4000), torch.zeros(4000, 3), torch.zeros(4000), place=place)
-    rendering = Rendering(torch.zeros(4000, 3), torch.ones(4000), torch.ones(4000))
-    for step in range(20):
-        weight = outliers(rendering, batch._replace(progress=torch.tensor(step / 100)))
-        assert step >= 5 or bool((weight == 1).all())
-    assert weight[is_odd].max() < 0.1 and weight[(place > 0.3).any(1)].min() > 0.9
 
 
 # ---- light that changes from image to image is noticed

@@ -23,16 +23,13 @@ from nerfkit.training.run.folder import RunFolder, describe, read_scene
 from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_mentioning, warns_naming
 from tests.processes import command, forked, run_main
+from tests.test_files import STATE, own_folder
 from tests.trainers import make_trainer
-
-STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
 
 
 @pytest.fixture
 def folder(tmp_path) -> OwnFolder:
-    own = OwnFolder(tmp_path, "run")
-    own.claim()
-    return own
+    return own_folder(tmp_path)
 
 
 def save_steps(folder: OwnFolder, *steps: int) -> None:
@@ -168,10 +165,9 @@ def test_a_run_of_another_format_is_refused_by_every_door(small_config, scene, t
     (tmp_path / SCENE).write_text(json.dumps(described if found is None else {"format": found} | described))
     commands = ((train, "--resume"), (render,), (eval,), (view,), (export, "mesh"), (summary,))
     doors = [lambda words=words: run_main(*words, tmp_path) for words in commands]
+    version = "no run format" if found is None else f"run format {found}"
     for door in (*doors, lambda: make_trainer(small_config).restore(tmp_path), lambda: load_run(tmp_path)):
-        with raises_mentioning(
-            RunError, tmp_path, "no run format" if found is None else f"run format {found}", "format 1"
-        ):
+        with raises_mentioning(RunError, tmp_path, version, "format 1"):
             door()
 
 

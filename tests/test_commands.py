@@ -170,13 +170,6 @@ def test_a_scene_that_is_gone_or_of_another_format_is_said(options, run, tmp_pat
     assert_names(last_line(call("scripts/train.py", *asked, status=1)), "colmap", other, "llff", "--data.format")
 
 
-def test_a_checkpoint_that_was_edited_is_one_line(run):
-    tensors, state = checkpoint.load(run)
-    checkpoint.save(RunFolder.existing(run), tensors, state | {"random": {"python": 1}})
-    output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
-    assert_names(last_line(output), "error:", "checkpoint")
-
-
 def test_output_that_nobody_reads(run):
     command = [sys.executable, "scripts/summary.py", str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

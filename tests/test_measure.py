@@ -142,12 +142,8 @@ def test_distances_of_a_mesh(tmp_path, monkeypatch):
 def test_variants_are_trained_scored_and_written_down(toy_scene, tmp_path):
     arguments = f"--data.path {toy_scene} --device cpu --steps 3 --at --views 1 --frames 1 --json {tmp_path / 'b.json'}"
     sizes = "--model.levels 2 --model.log2_hashmap_size 8 --model.mlp_width 8 --trainer.samples_per_step 64"
-    assert (
-        bench_train.main(
-            [*f"{arguments} {sizes} --seeds 0 1 --variants".split(), "", "model.levels=3,ops.backend=auto"]
-        )
-        == 0
-    )
+    asked = f"{arguments} {sizes} --seeds 0 1 --variants".split()
+    assert bench_train.main([*asked, "", "model.levels=3,ops.backend=auto"]) == 0
     runs = json.loads((tmp_path / "b.json").read_text())["runs"]
     assert [(run["name"][:7], run["seed"]) for run in runs] == [(n, s) for n in ("default", "model.l") for s in (0, 1)]
     assert [run["preset"]["levels"] for run in runs] == [2, 2, 3, 3] and all(run["psnr"] > 1 for run in runs)

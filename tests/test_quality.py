@@ -190,16 +190,11 @@ def test_poses_that_are_off_are_found(small_config):
 
 
 @pytest.mark.slow
-def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
+def test_commands_train_score_and_report_them(options, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluator, "STEPS", 3)
     run = tmp_path / "run"
-    small = (
-        "--data.box -0.8 -0.8 -0.8 0.8 0.8 0.8 --model.levels 2 --model.log2_hashmap_size 10 --model.max_resolution 32 "
-        "--model.mlp_width 16 --sampling.step_size 0.05 --sampling.occupancy_resolution 16 --trainer.steps 30 "
-        "--trainer.samples_per_step 2048 --device cpu"
-    ).split()
     both = ("--data.appearance", "affine", "--data.pose_optimization", "true")
-    printed = call("train", "--data.path", toy_scene, "--out", run, *small, *both)
+    printed = call("train", "--config", options, "--out", run, *both)
     assert_names(printed, "cameras moved by", "with pose and light fitted")
     metrics = json.loads((run / METRICS).read_text())
     names = ("psnr", "psnr_cc", "psnr_aligned", "psnr_aligned_cc")
@@ -235,12 +230,12 @@ def drawn(n_rays: int, device: str = "cpu") -> tuple[Rendering, Batch]:
     off = (0.3 * is_passing + 0.05 * is_hard + 0.02)[:, None].expand(-1, 3)
     nothing = torch.zeros(n_rays, 3, device=device)
     rays, ones = Rays(nothing, nothing, view), torch.ones(n_rays, device=device)
-    batch = Batch(rays, torch.zeros_like(nothing, dtype=torch.uint8), ones, nothing, ones, place=place)
-    return Rendering(off * (0.5 + torch.rand(n_rays, 1, device=device)), ones, ones), batch
+    batch = Batch(rays, torch.full_like(nothing, 204, dtype=torch.uint8), ones, nothing, ones, place=place)
+    return Rendering(0.8 - off * (0.5 + torch.rand(n_rays, 1, device=device)), ones, ones), batch
 
 
 def test_what_one_image_alone_shows_counts_less(device):
-    """But not what is hard in all of them, nor anything at the start of a training."""
+    """But not what is hard in all of them, nor anything in the first twentieth of a training."""
     outliers = Outliers(V).to(device)
     for _ in range(60):
         rendering, batch = drawn(2000, device)
@@ -248,7 +243,9 @@ def test_what_one_image_alone_shows_counts_less(device):
     near_edge = (batch.place[:, 1] - 0.3).abs() < 0.07
     is_passing = (batch.view == 0) & (batch.place[:, 1] < 0.3)
     assert weight[is_passing & ~near_edge].max() < 0.1 and weight[~is_passing & ~near_edge].min() > 0.8
-    assert (outliers(rendering, batch._replace(progress=torch.zeros((), device=device))) == 1).all()
+    for progress in (0.04, 0.06):
+        weight = outliers(rendering, batch._replace(progress=torch.tensor(progress, device=device)))
+        assert (weight == 1).all() == (progress < 0.05)
 
 
 def test_rays_tell_where_in_their_images_they_are(small_config):

@@ -57,12 +57,14 @@ def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
 @pytest.mark.parametrize("name, made", [("1.exp_avg", None), ("0.step", None), ("1.exp_avg_sq", torch.ones(3))])
 def test_moments_are_whole_or_refused(small_config, tmp_path, name: str, made: torch.Tensor | None):
     trained(small_config, 1).save(tmp_path)
-    tensors, state = checkpoint.load(tmp_path)
-    del tensors[f"optimizer.{name}"]
+    whole, state = checkpoint.load(tmp_path)
+    tensors = {key: x for key, x in whole.items() if key != f"optimizer.{name}"}
     tensors |= {f"optimizer.{name}": made} if made is not None else {}
-    checkpoint.save(RunFolder.existing(tmp_path), tensors, state)
-    with raises_mentioning(RunError, tmp_path, f"optimizer.{name}"):
-        make_trainer(small_config).restore(tmp_path)
+    edited = state | {"random": {"python": 1}}
+    for saved, named in ((tensors, state), f"optimizer.{name}"), ((whole, edited), "TypeError"):
+        checkpoint.save(RunFolder.existing(tmp_path), *saved)
+        with raises_mentioning(RunError, "checkpoint", tmp_path, named):
+            make_trainer(small_config).restore(tmp_path)
 
 
 def test_a_checkpoint_is_not_read_again_to_be_kept(small_config, tmp_path, monkeypatch):
