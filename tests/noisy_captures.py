@@ -70,7 +70,6 @@ def capture(seed: int, gains: float = 0.0, degrees: float = 0.0) -> NoisyCapture
 
 
 def trained(config: Config, of: NoisyCapture) -> Trainer:
-    """A training on the capture."""
     config.seed, config.trainer.steps, config.data.background = 0, 400, "random"
     config.trainer.learning_rate = 0.015
     trainer = Trainer(config, of.given, of.images, device="cpu")

@@ -15,7 +15,6 @@ from nerfkit.errors import RunError, UserError
 from nerfkit.model.base import Model
 from nerfkit.model.cropping import cropped
 from nerfkit.model.renderer import Renderer
-from nerfkit.rendering.image_renderer import ImageRenderer
 from tests.naming import raises_mentioning
 
 ROTATION = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
@@ -106,14 +105,6 @@ def test_a_crop_ends_with_its_block_also_by_an_error(scene):
     with pytest.raises(ValueError, match="none"), cropped(scene[0], Crop((0.0, 0, 0), (1.0, 1, 1))):
         raise ValueError("none")
     assert scene[0].sampler is sampler
-
-
-def test_a_crop_around_everything_changes_nothing(scene):
-    model, cameras = scene
-    wanted = ImageRenderer(model, torch.ones(3))(cameras, 0)["rgb"]
-    for crop in (None, Crop((-9.0, -9, -9), (9.0, 9, 9))):
-        with cropped(model, crop):
-            assert torch.equal(wanted, ImageRenderer(model, torch.ones(3))(cameras, 0)["rgb"])
 
 
 def test_a_model_without_a_sampler_is_named(small_config):

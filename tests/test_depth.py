@@ -40,7 +40,6 @@ Floor = list[tuple[str, np.ndarray, np.ndarray]]  # image names, distances along
 
 
 def above_floor(folder: Path, write: Callable = write_nerfstudio, lens: Lens = WIDE) -> Floor:
-    """A capture of a floor."""
     capture = capture_in(folder, [lens] * N)
     local = lens.direction_map().directions.unflatten(0, (lens.height, lens.width)).double().numpy()
     found = []

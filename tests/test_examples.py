@@ -107,7 +107,6 @@ def test_an_own_stage_takes_the_recipe_of_the_scene(capture, as_new, monkeypatch
 
 @pytest.fixture
 def image_based(small_config, as_new, monkeypatch):
-    """Options of examples/image_based."""
     monkeypatch.syspath_prepend(EXAMPLES)
     registry.import_models("image_based")
     small_config.model.kind, small_config.trainer.steps = "image_based", 24

@@ -167,6 +167,7 @@ def test_the_loss_is_the_weighted_mean_of_squared_errors():
     wanted = (errors[0] + 3 * errors[1] + errors[2]) / 5
     loss = squared_error(Rendering(color, torch.ones(4), torch.ones(4)), drawn)["mse"]
     assert loss.item() == pytest.approx(wanted, rel=1e-5)
+    assert squared_error(Rendering(color, *torch.ones(2, 4)), drawn._replace(weight=torch.zeros(4)))["mse"] == 0
 
 
 CPU = torch.device("cpu")

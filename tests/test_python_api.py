@@ -118,11 +118,6 @@ def test_a_loss_that_gives_no_terms_or_other_ones_each_step_is_named(small_confi
         trainer.train_step()
 
 
-def test_weights_of_pixels_count():
-    values, weight = torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 0.0, 3.0])
-    assert nerfkit.weighted_mean(values, weight) == 7 and nerfkit.weighted_mean(values, torch.zeros(3)) == 0
-
-
 class Constant(nerfkit.Model):
     """One color everywhere: as little as a model can be."""
 
