@@ -180,12 +180,9 @@ def noise(index: int) -> np.ndarray:
 
 
 def write_capture(
-    folder: Path,
-    poses: np.ndarray,
-    image: Callable[[int], np.ndarray] = noise,
-    points: np.ndarray | None = None,
+    folder: Path, poses: np.ndarray, image: Callable[[int], np.ndarray] = noise, points: np.ndarray | None = None,
     **keys: object,
-) -> Path:
+) -> Path:  # fmt: skip
     """A small one in nerfstudio's dialect: cameras at `poses` [V, 3, 4], what each sees, and sparse points [P, 3], if
     any; `keys` are the file's own. Training refuses or remarks on its images of noise, or begins."""
     (folder / "images").mkdir(parents=True, exist_ok=True)

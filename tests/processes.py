@@ -137,11 +137,8 @@ def _be(rank: int, n: int, ports: int, folder: Path, call: Callable[[int], Any])
 
 
 def command(*arguments: Any) -> Callable[[int], None]:
-
-    def call(rank: int) -> None:
-        commands.run_command(str(arguments[0]), [str(argument) for argument in arguments[1:]])
-
-    return call
+    name, *words = map(str, arguments)
+    return lambda rank: commands.run_command(name, words)
 
 
 def in_processes(n: int, folder: Path, call: Callable[[parallel.Processes], Any]) -> list[Any]:

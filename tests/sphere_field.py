@@ -100,13 +100,9 @@ def config(space: str = "box", box: tuple[float, ...] = BOX, scene: str = "", do
 
 
 def write_run(
-    path: Path,
-    amount: float = DENSITY,
-    turned: bool = True,
-    kind: str = "balls",
-    views: Cameras | None = None,
+    path: Path, amount: float = DENSITY, turned: bool = True, kind: str = "balls", views: Cameras | None = None,
     **changes,
-) -> Path:
+) -> Path:  # fmt: skip
     folder, views, from_run = RunFolder.for_new_run(path), views or cameras(), config(**changes)
     from_run.model.kind = kind
     splits = {

@@ -28,7 +28,8 @@ class Drawn(NamedTuple):
 
 
 class World:
-    def __init__(self, per_ray: float = 1e-6, overhead: float = 0.0, per_chunk: float = 0.0):
+    def __init__(self, seconds: float = 0.0, per_ray: float = 1e-6, overhead: float = 0.0, per_chunk: float = 0.0):
+        """One in which, if so many seconds have passed, a client has asked for a frame."""
         self.now, self.per_ray, self.overhead, self.per_chunk = 0.0, per_ray, overhead, per_chunk
         self.drawn, self.chunks, self.told = [], [], []
         self.engine = Engine(
@@ -37,6 +38,9 @@ class World:
             lambda client, error: self.told.append((client, str(error))),
             lambda: self.now,
         )
+        if seconds:
+            self.ask()
+            self.run(seconds)
 
     def ask(self, client=0, camera="a", size=(640, 480)):
         self.engine.request(client, Request(camera, size, Look()))
@@ -72,9 +76,7 @@ class FakeImage:
 
 
 def test_a_camera_that_moved_gets_a_small_image_then_the_full_one_then_a_fine_one():
-    world = World()
-    world.ask()
-    world.run(5)
+    world = World(seconds=5)
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FINE]
     assert [drawn.size for drawn in world.drawn] == [(64, 48), (640, 480), (1280, 960)]
     assert world.drawn[1].at >= STILL_AFTER
@@ -120,19 +122,14 @@ def test_a_camera_that_never_rests_is_seen():
 
 
 def test_no_chunk_takes_longer_than_eight_milliseconds():
-    world = World(per_ray=2e-6, per_chunk=1e-3)
-    world.ask()
-    world.run(5)
+    world = World(5, per_ray=2e-6, per_chunk=1e-3)
     assert max(world.chunks[3:]) <= CHUNK_SECONDS
     assert sorted(world.chunks)[len(world.chunks) // 2] > CHUNK_SECONDS / 2, "nor much shorter: each costs something"
     world.per_ray, before = 1e-6, len(world.chunks)
     world.ask(camera="b")
     world.run(5)
     assert max(world.chunks[before:]) <= CHUNK_SECONDS
-    slow = World(per_ray=1e-4)
-    slow.ask()
-    slow.run(5)
-    assert slow.engine.chunk.rays == SMALLEST_CHUNK
+    assert World(5, per_ray=1e-4).engine.chunk.rays == SMALLEST_CHUNK
 
 
 @pytest.mark.parametrize("per_chunk", [0.002, 0.009])
@@ -151,9 +148,7 @@ def test_what_a_chunk_costs_anyway_does_not_make_chunks_smaller(per_chunk):
 
 @pytest.mark.parametrize("overhead", [0.0, 0.02])
 def test_images_of_a_moving_camera_take_the_time_they_may(overhead):
-    world = World(overhead=overhead)
-    world.ask()
-    world.run(2)
+    world = World(2, overhead=overhead)
     for i in range(60):
         world.ask(camera=i)
         began = world.now
@@ -235,9 +230,7 @@ def test_what_is_trained_on_is_drawn_again_but_not_fine():
 
 
 def test_a_full_image_may_be_limited():
-    world = World()
-    world.ask()
-    world.run(2)
+    world = World(2)
     world.engine.full_seconds = 0.1
     world.ask(camera="b")
     world.run(2)

@@ -82,12 +82,9 @@ def trace_directions(pose: np.ndarray, local: np.ndarray) -> np.ndarray:
 
 
 def write_scene(
-    folder: Path,
-    size: tuple[int, int] = (WIDTH, HEIGHT),
-    counts: dict[str, int] | None = None,
-    extension: str = "png",
-    one_camera: bool = False,
-) -> Path:
+    folder: Path, size: tuple[int, int] = (WIDTH, HEIGHT), counts: dict[str, int] | None = None,
+    extension: str = "png", one_camera: bool = False,
+) -> Path:  # fmt: skip
     """Write train and test views to `folder`, of `size` width and height.
 
     Frames have intrinsics of their own, or of `one_camera` the file's, as Blender writes it: its angle of view.

@@ -91,17 +91,13 @@ RAYS = {  # samples per ray
 
 
 def trilinear(n: int, f: int, spread: float) -> Case:
-    def make() -> tuple:
-        return normal(n, 8, f), (torch.rand(n, 3).double() * 2 - 1) * spread
-
+    make = lambda: (normal(n, 8, f), (torch.rand(n, 3).double() * 2 - 1) * spread)  # noqa: E731
     return Case("trilinear", f"{n}x{f}_to_{spread:g}", make, differentiable=(0, 1), keep_wide=(1,))
 
 
 def grid(name: str, n: int, resolutions: list[int], f: int, max_entries: int, place: Callable[[int], Tensor]) -> Case:
-    def make() -> tuple:
-        rows = sum(level_entries(r, max_entries) for r in resolutions)
-        return place(n), normal(rows, f), resolutions, max_entries
-
+    rows = sum(level_entries(r, max_entries) for r in resolutions)
+    make = lambda: (place(n), normal(rows, f), resolutions, max_entries)  # noqa: E731
     return Case("grid_encode", name, make, differentiable=(0, 1), keep_wide=(0,))
 
 
@@ -140,9 +136,8 @@ def conv1d_packed(name: str, counts: tuple, c: int, kernel: int, bias: bool = Tr
 
 
 def conv1d_dense(name: str, size: tuple, kernel: int, stride: int, padding: int | None, dilation: int) -> Case:
-    def make() -> tuple:
-        return normal(*size), normal(size[1], kernel), normal(size[1]), None, stride, padding, dilation
-
+    window = None, stride, padding, dilation
+    make = lambda: (normal(*size), normal(size[1], kernel), normal(size[1]), *window)  # noqa: E731
     return Case("depthwise_conv1d", f"dense_{name}", make, differentiable=(0, 1, 2))
 
 
@@ -164,10 +159,7 @@ def lltm(name: str, counts: tuple, i: int, h: int) -> Case:
 
 def mlp(name: str, n: int, inputs: tuple, hidden: tuple, n_out: int) -> Case:
     widths = (sum(inputs), *hidden, n_out)
-
-    def make() -> tuple:
-        return normal(n_parameters(widths)) / 2, widths, *(normal(n, width) for width in inputs)
-
+    make = lambda: (normal(n_parameters(widths)) / 2, widths, *(normal(n, width) for width in inputs))  # noqa: E731
     return Case("mlp", name, make, differentiable=(0, *range(2, 2 + len(inputs))))
 
 
@@ -268,9 +260,7 @@ def unit_vectors(n: int) -> Tensor:
 
 
 def spherical_harmonics(name: str, counts: tuple) -> Case:
-    def make() -> tuple:
-        return unit_vectors(len(counts)), ray_indices(offsets(*counts), sum(counts))
-
+    make = lambda: (unit_vectors(len(counts)), ray_indices(offsets(*counts), sum(counts)))  # noqa: E731
     return Case("spherical_harmonics", name, make, differentiable=(0,), keep_wide=(0,))
 
 
