@@ -59,8 +59,9 @@ def run_command(name: str, arguments: list[str]) -> None:
             limit_threads(spare=int(name == "view"))  # for the page and the browser
             return module.main(options, *processes)
 
-    if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":  # of ASCII, perhaps
-        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})  # begins anew, in UTF-8
+    # Where the locale has another encoding, such as ASCII, the process begins anew in Python's UTF-8 mode.
+    if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
     # Idle threads of torch sleep instead of spinning, which would take cores from other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
     for setting, value in BARS[sys.stderr.isatty()].items():
