@@ -63,7 +63,7 @@ def test_a_verdict_is_sentences_for_whoever_took_the_images():
     first, second, third, *rest = inspected(capture, found, {"train": ["1"] * 25, "test": ["2"] * 3}).verdict()
     assert_names(first, "toy: 28 images of 50x40 from 2 lenses", "around")
     assert_names(second, "2 more listed", "25 to train on", "3 held out")
-    assert "works" in third and "images/0028.jpg" in rest[0]
+    assert "can be trained" in third and "images/0028.jpg" in rest[0]
     assert "stops" in replace(inspected(capture, found), errors=["an image that is turned"]).verdict()[2]
 
 

@@ -49,7 +49,7 @@ def report() -> tuple[list[str], bool]:
     no_video = probe_video()
     lines.append(f"ffmpeg    {f'videos are not written, frames are ({no_video})' if no_video else 'writes videos'}")
     for extra, module, what in EXTRAS:
-        there = "there" if find_spec(module) else f'missing; type pip install "nerfkit[{extra}]"'
+        there = "installed" if find_spec(module) else f'missing; type pip install "nerfkit[{extra}]"'
         lines.append(f"extra     {what}: {there}")
     lines.append(f"ops       on {device}, ops.backend=auto:")
     for op in dispatch.OPS:

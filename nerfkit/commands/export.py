@@ -37,6 +37,7 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 
 POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and faces of a surface of a few sides
+ON_THE_HOST = 2e-4  # seconds a square of a cell, whatever the device: triangles, loose parts, holes, unwrapping
 POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
@@ -63,7 +64,7 @@ def opened(
     """Where an export of geometry goes, and the crop and scale of the options, or else the run's."""
     is_model = options.frame == "model"
     if is_model and (options.scale or options.measure):
-        raise UserError("--scale and --measure are of the scene's files; leave out --frame model")
+        raise UserError("--scale and --measure need --frame files; leave out --frame model")
     output = writing.Output(run.folder, options.out, name, formats, known)
     output.check(options.overwrite)
     unit = None if is_model else scale.scale_of(run, options.scale, options.measure)
@@ -72,7 +73,7 @@ def opened(
     else:
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
     if cut is None and run.config.sampling.kind == "contracted" and name != "web":
-        print("exported is the middle of the place (data.box of the run); --crop chooses another part")
+        print("exporting the middle of the place (data.box of the run); --crop chooses another part")
     if unit is not None:
         why = "" if options.scale or options.measure else f", as {scale.SCALE} of the run says"
         print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m{why}")
@@ -205,7 +206,7 @@ def mesh_seconds(run: Run, options: cli.MeshOptions, views: Views) -> float:
         views.image_of.in_chunks(views.cameras[0], 0, sizes[0] // 3, 2 * sizes[0] // 3 + 1, ("median_depth",))
     seconds = (time.perf_counter() - began) * 3 * sum(sizes) / sizes[0]
     points = len(views) * (POINTS_OF_A_CELL * options.resolution**2 + options.texture**2)
-    return seconds + points / POINTS_A_SECOND[run.device.type]
+    return seconds + points / POINTS_A_SECOND[run.device.type] + ON_THE_HOST * options.resolution**2
 
 
 def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> None:
@@ -337,6 +338,8 @@ def web_cost(run: Run, shown: Model) -> str:
 def report(files: list[Path], counts: dict[str, int]) -> None:
     texts = {name: f"{number or 'no'} {name.replace('_', ' ')}" for name, number in counts.items()}
     left_out = [texts.pop(name) for name in ("small_parts", "unseen_faces") if name in texts]
+    if over := texts.pop("faces_over_holes", ""):
+        texts["faces"] += f" ({over.replace('faces over', 'of them closing')})"
     print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))
     for file in files:
         print(f"  {file}")

@@ -46,7 +46,7 @@ from nerfkit.training.trainer import Trainer
 PAGE, DRAWING = "inspect.txt", "inspect.png"
 SAMPLED_IMAGES = 8  # evenly spaced, whose pixels are looked at
 MAX_THREADS = 16
-READY, DOUBTED, REFUSED = "Ready to train.", "Training works. Look at this first:", "Mend this, or training stops:"
+READY, DOUBTED, REFUSED = "Ready to train.", "It can be trained. Look at this first:", "Mend this, or training stops:"
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
 FEW_IMAGES = 15  # for training, below which there is a remark

@@ -44,7 +44,7 @@ class TrainOptions(Config):
     scene: Scene = ""  # folder of a scene or of photos, or a video; the same as --data.path
     # TOML files of options, or names of configurations (quick, best, demo, ...); later ones override earlier ones
     config: Texts = ()
-    resume: Text = ""  # run folder whose training goes on
+    resume: Text = ""  # run folder of a training to continue
     overwrite: Switch = False  # replace the run that is in --out already
     verbose: Verbose = False  # print all that was found of the scene, and the values of options left at auto
     viewer: TrainingViewerOptions = field(default_factory=TrainingViewerOptions)
@@ -78,12 +78,12 @@ class RenderOptions(RunOptions):
     frames: unset(int, "INT", "60 for orbit and spiral, 4 per view for interpolate", 1, 100_000) = None
     size: unset(tuple[int, int], "WIDTH HEIGHT", "as in training", 1, 2**16) = None  # size of a frame in pixels
     fps: integer(1, 1000) = 20  # frames per second of the video
-    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal, with commas; all but rgb also as .npz
+    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal, with commas; as .npz, too, except rgb
     # new or empty folder for frames and videos, or that of an earlier rendering (default: RUN/render/CAMERAS)
     out: Text = ""
     crop: Literal["run", "none"] = "run"  # run: the crop that the viewer saved in RUN/crop.json; none: everything
     resume: bool = False  # skip frames of the same cameras and size that are there already
-    overwrite: bool = False  # also replace a rendering of other cameras, size, crop or checkpoint
+    overwrite: bool = False  # replace even a rendering of other cameras, size, crop or checkpoint
 
 
 @dataclass
@@ -141,10 +141,10 @@ class MeshOptions(GeometryOptions):
     level: number(0.001, 0.999) = LEVEL  # opacity at which the surface is, for --from density
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
-    faces: integer(0, 10**9) = 0  # most faces, about; 0: no limit, or with --texture one for 32 texels
+    faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit, or texels / 32 if there is a --texture
     # side of a texture painted from the training images [pixels], at least 16; 0: colors of vertices
     texture: integer(0, 16384) = 0
-    # ply, glb or ply,glb; if --texture is given: glb, obj or glb,obj (default: as --out ends, else the first)
+    # ply, glb or ply,glb; if --texture is given: glb, obj or glb,obj (default: the ending of --out, else the first)
     formats: Text = ""
 
 
@@ -176,7 +176,7 @@ class CamerasOptions(ExportOptions):
     """Export cameras, for nerfstudio and COLMAP."""
 
     split: str = "all"  # views to export: train, test, ... or all
-    # any of transforms, colmap and path (for render --cameras), with commas; auto: all that can express the lenses
+    # transforms, colmap, path (a file for render --cameras), with commas; auto: all that can express the lenses
     formats: str = "auto"
 
 

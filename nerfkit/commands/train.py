@@ -288,7 +288,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     rows.append(("device", f"{trainer.device}{how_it_runs(trainer)}"))
     if config.eval.after_training and config.eval.split not in scene.views:
         rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
-    return [*rows, ("run", f"{folder} (all that was decided is in {folder / SETUP})")]
+    return [*rows, ("run", f"{folder} (all values that were chosen are in {folder / SETUP})")]
 
 
 def in_lines(rows: list[tuple[str, str]]) -> str:

@@ -56,16 +56,16 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
 
 @dataclass
 class DataConfig:
-    """The scene and how its images are read. It is an object if images have alpha or a box is given, else a place."""
+    """The scene and its images. A scene is an object if its images have alpha or a box is given, else a place."""
 
     path: Text = ""  # folder of a scene or of plain photos, or a video
-    # folder for the camera poses that are found (default: the folder of the photos; beside a video VIDEO_frames)
+    # folder for the camera poses that are found (default: that of the photos; for a video, VIDEO_frames beside it)
     sfm_dir: Text = ""
     # scene format: auto, nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
     format: str = "auto"
     downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images, whose pixels are averaged
     masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels; ignore: not trained on; alpha: transparent
-    # length of 1 in depth images, in the unit of the poses; 0: as files say, or 0.001 for integers, 1 for floats
+    # what a value of 1 in a depth image is, in the unit of the poses; 0: as files say, or 0.001 for integers, else 1
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None
@@ -80,7 +80,7 @@ class DataConfig:
 class ModelConfig:
     """The radiance field."""
 
-    kind: str = "field"  # name of the model (with a model of your own, auto may mean other values)
+    kind: str = "field"  # name of the model; one of your own may choose other values for auto
     module: Text = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel
     options: Options = field(default_factory=dict)  # options of a model of your own, e.g. width 32 soft true
     levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # number of grid levels
@@ -90,13 +90,15 @@ class ModelConfig:
     # cells per side of the finest level
     max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None
     mlp_width: auto("model.mlp_width", int, 1, 4096) = None  # width of the decoder's hidden layers
-    encoder: Flag = True  # depthwise convolution along the ray, an input of color
-    aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, an input of color
+    encoder: Flag = True  # depthwise convolution along the ray, which the color network sees
+    aggregator: auto("model.aggregator", bool) = (
+        None  # LLTM, a recurrent cell, along the ray, which the color network sees
+    )
 
 
 @dataclass
 class SamplingConfig:
-    """Where samples are put along a ray."""
+    """Where samples are put along a ray. A model unit of a place is the distance of its cameras from the middle."""
 
     # space that is reconstructed; box: the inside of data.box; contracted: also its surroundings
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None
@@ -117,7 +119,7 @@ class TrainerConfig:
 
     steps: auto("trainer.steps", int, 1, UNLIMITED) = None  # number of optimisation steps
     max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # time limit of the training [s]; 0: none
-    # samples in a step, of all rays together; for a model without samples: rays
+    # samples in a step, of all rays together; rays in a step if the model has no samples
     samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None
     # optimiser; lazy_adam: Adam that leaves out parameters without a gradient
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None

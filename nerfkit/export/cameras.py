@@ -49,7 +49,7 @@ def capture_of(run: Run, splits: tuple[str, ...], transform: SceneTransform | No
             images.append(PosedImage(name, Path(name), poses[view], lenses[view]))
             of_split.setdefault(split, []).append(name)
     if len({image.name for image in images}) < len(images):
-        raise UserError("two of the run's views have one name; choose one --split")
+        raise UserError("two views of the run have the same name; choose one --split")
     return Capture(run.scene.name, "run", images, splits=of_split)
 
 

@@ -54,13 +54,14 @@ def why_not(model: Model) -> str | None:
         return f"{own[0]} is a stage of your own"
     config, features = model.config, model.grid.table.shape[1]
     if config.model.mlp_width > MOST_HIDDEN:
-        return f"model.mlp_width is {config.model.mlp_width}, a page takes {MOST_HIDDEN}"
+        return f"model.mlp_width is {config.model.mlp_width}, a page takes at most {MOST_HIDDEN}"
     if features not in (1, 2, 4) or model.grid.n_features > MOST_CHANNELS:
-        return f"it has {model.grid.n_features} features, {features} a level; a page takes {MOST_CHANNELS}, 1, 2 or 4"
+        most = f"at most {MOST_CHANNELS}, 1, 2 or 4 a level"
+        return f"it has {model.grid.n_features} features, {features} a level; a page takes {most}"
     if len(model.grid.table) > MOST_ROWS:
-        return f"its table has {len(model.grid.table)} rows, a page takes {MOST_ROWS}"
-    if config.sampling.occupancy_resolution > MOST_CELLS:
-        return f"sampling.occupancy_resolution is {config.sampling.occupancy_resolution}, a page takes {MOST_CELLS}"
+        return f"its table has {len(model.grid.table)} rows, a page takes at most {MOST_ROWS}"
+    if (cells := config.sampling.occupancy_resolution) > MOST_CELLS:
+        return f"sampling.occupancy_resolution is {cells}, a page takes at most {MOST_CELLS}"
     return None
 
 

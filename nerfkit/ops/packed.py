@@ -31,7 +31,7 @@ def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offs
     falls = ray_offsets[1:] < ray_offsets[:-1]  # [R], not of their differences, which could overflow
     if falls.any():
         ray = int(falls.nonzero()[0])
-        raise RuntimeError(f"{wanted}; those of ray {ray} fall from {ray_offsets[ray]} to {ray_offsets[ray + 1]}")
+        raise RuntimeError(f"{wanted}; at ray {ray} they fall from {ray_offsets[ray]} to {ray_offsets[ray + 1]}")
     if last > n_rows or (last < n_rows and not padded):
         raise RuntimeError(f"{wanted}; they end at {last}")
 

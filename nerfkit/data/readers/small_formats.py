@@ -66,7 +66,9 @@ def read_nsvf(folder: Path) -> Capture:
         values, sizes = [lines[0][index] for index in (0, 0, 1, 2)], [len(line) == 2 for line in lines].index(True)
         sides, is_inverse = sorted(lines[sizes]), any(line[0] for line in lines[sizes + 1 :])
     else:
-        raise SceneError(f"{printable(file)} must be a matrix 3x3 or 4x4, or NSVF's f cx cy and a line of two sides")
+        raise SceneError(
+            f"{printable(file)} must be a matrix 3x3 or 4x4, or NSVF's f cx cy and a line of height and width"
+        )
     images, lost, splits = [], [], {}
     for image in _images_in(folder, "rgb", "color", "images", "image"):
         where = folder / "pose" / f"{image.stem}.txt"

@@ -204,7 +204,7 @@ def _camera_to_world(records: list[ImageRecord]) -> np.ndarray:
         record = records[int(usable.argmin())]
         raise SceneError(
             f"{record.where}: image '{printable(record.name)}' has no usable pose (quaternion {record.pose[:4]}, "
-            f"translation {record.pose[4:]}); leave it out of the model"
+            f"translation {record.pose[4:]}); remove it from COLMAP's model"
         )
     rotation = rotations_of(values[:, :4]).transpose(0, 2, 1)
     center = -rotation @ values[:, 4:, None]  # [N, 3, 1]

@@ -296,7 +296,9 @@ def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[s
         for name in names if isinstance(names, list) else [None]:
             image = known.get(posixpath.normpath(name.replace("\\", "/"))) if isinstance(name, str) else None
             if image is None:
-                raise SceneError(f"{where} must be a list of file_path of frames, got {printable(repr(name or names))}")
+                raise SceneError(
+                    f"{where} must be a list of the file_path values of frames, got {printable(repr(name or names))}"
+                )
             if (other := split_of.setdefault(image, split)) != split:
                 both = f"{where} and '{other}_filenames' both list {printable(image)}"
                 raise SceneError(f"{both}; an image can be of one split only")

@@ -52,7 +52,7 @@ def chosen(content: dict[str, Any], where: str, notes: Lines) -> dict[int, str]:
                 effects[index] = max(effects[index], EFFECTS.index(effect))
         elif plain in MOVES and differ and not all(is_number(v) and v > CLOCK for v in given.values()):
             raise SceneError(
-                f"{place} differs among the frames, so that the scene moves, but only scenes that stand still are "
+                f"the key {place} differs among the frames: the scene moves, but only scenes that stand still can be "
                 "trained; keep the frames of one time, or remove the key if nothing moves"
             )
         elif CHOOSES.search(key) or (plain.startswith("is") and all(isinstance(v, bool) for v in given.values())):
