@@ -25,7 +25,7 @@ from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.readers.transforms import MAIN
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import Samples
-from nerfkit.training.step.losses import depth_error
+from nerfkit.training.step.losses import TrainingLoss, depth_error
 from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import SIZE, WIDE, WRITERS, capture_in, masks_in, write_colmap, write_nerfstudio
 from tests.processes import ROOT
@@ -184,13 +184,16 @@ def test_depth_images_are_learned_from_unless_they_are_not_wanted(tmp_path):
     for name, ray, z in floor:
         KINDS["png"](tmp_path / "depth" / f"{name}.png", ray, z)
     errors = {}
-    for depth in (None, 0.0):
-        trainer = trainer_of(tmp_path, depth)
+    for depth in (0.1, 0.0):
+        trainer = trainer_of(tmp_path, depth, steps=200)
         trainer.train()
         measured = trainer_of(tmp_path, None).views.draw(500)
         with torch.no_grad():
             errors[depth] = depth_error(trainer.model(measured.rays, measured.background), measured.depth)
-    assert errors[None] < 0.8 * errors[0.0]
+    assert errors[0.1] < 0.8 * errors[0.0] and trainer_of(tmp_path, None).config.trainer.depth == 0.01
+    rendering, loss = trainer.model(measured.rays, measured.background), TrainingLoss(trainer_of(tmp_path, 0.1).config)
+    start, end = (loss(rendering, measured._replace(progress=torch.tensor(at)))["depth"] for at in (0.0, 1.0))
+    assert 0 < end < 0.05 * start, "colors have the last word"
 
 
 def test_depth_of_what_is_masked_does_not_count(tmp_path):

@@ -128,7 +128,7 @@ class TrainerConfig:
     # in each step the feature grid is multiplied by 1 - weight_decay x learning rate
     weight_decay: auto("trainer.weight_decay", float, 0, 10) = None
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
-    # weight of the depth loss, on depth images; on sparse points if there are no depth images
+    # weight of the depth loss, which falls; on depth images, or on sparse points if there are no depth images
     depth: auto("trainer.depth", float, 0, 100) = None
     loss: Text = ""  # color loss of your own instead of the squared error, package.module:function; see docs/python.md
     robust: Flag = False  # less weight for what one image shows and the others do not, such as passers-by

@@ -96,6 +96,10 @@ IN_MINUTES = Condition(
 )  # fmt: skip
 UNCOUNTED = Condition("trainer.steps has no limit", "time", lambda facts: facts.config.trainer.steps == UNLIMITED)
 WITH_DEPTH = Condition("the scene has depth images", "scene", lambda facts: bool(facts.scene and facts.scene.has_depth))
+COARSE_WITH_DEPTH = Condition(  # whose colors do not know better than a hundredth of a distance
+    "the scene is a place with depth images and size is small", "scene",
+    lambda facts: WITH_DEPTH.holds(facts) and A_PLACE.holds(facts) and SMALL.holds(facts),
+)  # fmt: skip
 CHANGING_LIGHT = Condition(
     "exposure or white balance changes from image to image", "scene",
     lambda facts: bool(facts.scene and facts.scene.light_changes),
@@ -166,7 +170,7 @@ FIELD: Recipe = BASE | {
     "trainer.learning_rate": ((0.02, OTHERWISE),),
     "trainer.weight_decay": ((0.1, SMALL), (0.3, ONE_SIDE), (0.1, OTHERWISE)),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
-    "trainer.depth": ((0.1, WITH_DEPTH), (0.0, OTHERWISE)),
+    "trainer.depth": ((0.1, COARSE_WITH_DEPTH), (0.01, WITH_DEPTH), (0.0, OTHERWISE)),
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from nerfkit.safe_io import printable
 LossFn = Callable[[Rendering, Batch], dict[str, Tensor]]
 
 SMALLEST = 1e-6  # distance and sum of weights, for a division
+DEPTH_FALL = 0.03  # of the weight of the depth loss, from the start of the schedule to its end
 DISTORTION_RAMP = 0.2  # share of the schedule over which the weight of the distortion loss rises
 
 
@@ -83,7 +84,9 @@ class TrainingLoss:
             ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
             terms = terms | {"distortion": self.distortion * ramp * weighted_mean(of_rays, batch.weight)}
         if self.depth and batch.depth is not None:
-            terms = terms | {"depth": self.depth * depth_error(rendering, batch.depth)}
+            # It finds surfaces. Later its pull on what is a hundredth off would outweigh that of the colors.
+            fall = 1.0 if batch.progress is None else DEPTH_FALL**batch.progress  # []
+            terms = terms | {"depth": self.depth * fall * depth_error(rendering, batch.depth)}
         return terms
 
     def pixel_error(self, terms: dict[str, Tensor], rendering: Rendering, batch: Batch) -> Tensor:
