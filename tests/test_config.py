@@ -133,6 +133,7 @@ def test_the_help_has_every_option_with_its_range_and_default(capsys):
     assert re.search(r"--model.levels .auto.INT. [^-]*auto, which is 6 if size is small, else 16; range 1 to 64", text)
     assert "--trainer.deterministic {true,false}" in text and "--overwrite [{true,false}]" in text
     assert all(f"--{name} " in text for name in OPTIONS) and "no_" not in text
+    assert not re.search(r"--[\w.]+ [A-Z{]\S* \(default", text), "each is explained"
 
 
 def test_booleans_are_true_or_false_and_a_switch_alone_is_true():

@@ -276,8 +276,8 @@ def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatc
 
 def test_an_empty_scene_and_more_than_fits_into_memory_are_refused(run, tmp_path, monkeypatch):
     empty = write_run(tmp_path / "run", amount=1e-6)
-    for source in ("density", "depth"):
-        with raises_mentioning(UserError, "surface", "--level"):
+    for source, option in (("density", "--level"), ("depth", "--crop")):
+        with raises_mentioning(UserError, "surface", option):
             exported(empty, tmp_path / "m.ply", "--from", source)
     with raises_mentioning(UserError, "points"):
         call(empty, "points", "--out", tmp_path / "p.ply")

@@ -150,6 +150,7 @@ def test_without_photographs_a_texture_is_what_the_field_shows(tmp_path, capsys)
     call(run, "mesh", *MESH, "--texture", 64, "--out", tmp_path / "ball.glb")
     assert_names(capsys.readouterr().out, tmp_path / "nowhere", "not at hand")
     assert np.abs(painted(tmp_path / "ball.glb")[1] - 0.5).max() < 0.03
+    assert len(loaded(tmp_path / "ball.glb")[0].faces) <= 64**2 / 32, "no more faces than the texture can tell apart"
 
 
 # ---- lengths

@@ -132,7 +132,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
     output, cut, unit = opened(run, options, "mesh", formats, known)
     grid = Grid.over(domain(run.model, run.config, cut, run.transform), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
-    settings = {"from": options.source, "level": options.level, "grid": in_blocks}
+    settings = {"from": options.source, "level": options.level, "grid": in_blocks, "blocks": "seen"}
     image_of = ImageRenderer(run.model, run.background)
     with writing.Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
@@ -141,13 +141,13 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         is_density = options.source == "density"
         source = mesh.DensityField(run.model, options.level, views) if is_density else mesh.DepthField(views)
         try:
-            if is_density and source.is_empty(grid):
+            if is_density and source.is_empty(grid, cut):
                 raise writing.EmptyError("there is no surface: the opacity is below --level everywhere")
             views.render()
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
         except writing.EmptyError as error:
-            other = "take --from depth, " if is_density else ""
-            raise writing.EmptyError(f"{error}; {other}lower --level, or {where(run, options, cut)}") from None
+            other = "take --from depth, lower --level, or " if is_density else ""
+            raise writing.EmptyError(f"{error}; {other}{where(run, options, cut)}") from None
         if not len(shape.faces):
             raise writing.EmptyError(f"no surface lies in the crop; {where(run, options, cut)}")
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
@@ -159,7 +159,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         most = max(size * size // texture.TEXELS_OF_A_FACE, 4) if size else len(shape.faces)
         shape = mesh.simplified(shape, options.faces or most)
         if not len(shape.faces):
-            raise UserError(f"no face is left of a mesh of --faces {options.faces}; raise it, or leave it out")
+            raise UserError(f"no face is left of a mesh of --faces {options.faces or most}; give more")
         more = {}
         if size:
             print(f"unwrapping {len(shape.faces)} faces")
@@ -338,8 +338,6 @@ def web_cost(run: Run, shown: Model) -> str:
 def report(files: list[Path], counts: dict[str, int]) -> None:
     texts = {name: f"{number or 'no'} {name.replace('_', ' ')}" for name, number in counts.items()}
     left_out = [texts.pop(name) for name in ("small_parts", "unseen_faces") if name in texts]
-    if over := texts.pop("faces_over_holes", ""):
-        texts["faces"] += f" ({over.replace('faces over', 'of them closing')})"
     print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))
     for file in files:
         print(f"  {file}")

@@ -91,9 +91,8 @@ class ModelConfig:
     max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None
     mlp_width: auto("model.mlp_width", int, 1, 4096) = None  # width of the decoder's hidden layers
     encoder: Flag = True  # depthwise convolution along the ray, which the color network sees
-    aggregator: auto("model.aggregator", bool) = (
-        None  # LLTM, a recurrent cell, along the ray, which the color network sees
-    )
+    # LLTM, a recurrent cell, along the ray, which the color network sees
+    aggregator: auto("model.aggregator", bool) = None
 
 
 @dataclass

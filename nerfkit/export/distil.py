@@ -48,7 +48,7 @@ def distilled(run: Run, megabytes: float, seconds: float) -> Run:
 def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
     config, on = deepcopy(run.config), run.device.type
     coarsest, finest = RESOLUTIONS[config.sampling.kind]
-    finest = min(finest, config.model.max_resolution)
+    finest = max(coarsest, min(finest, config.model.max_resolution))
     growth = (finest / coarsest) ** (1 / (LEVELS - 1))
 
     def fits(log2: int) -> bool:

@@ -39,15 +39,18 @@ LEAST_COSINE = 0.25  # at which a surface still counts as sloping: within 14 deg
 
 @torch.no_grad()
 def blocks_seen(grid: Grid, views: Views) -> np.ndarray:
-    """Which blocks [n_blocks] bool have something within the truncation of a depth of some view."""
+    """Which blocks [n_blocks] bool may have something within the truncation of a depth of some view."""
     found, side = np.zeros(grid.n_blocks, dtype=bool), TRUNCATION * grid.cell
+    most = max(grid.cells) + 8
     for view in views:
         rays, depth = view.camera.image_rays(0), view.depth.flatten()
         rows = (depth > 0) & (view.opacity.flatten() > 0)
         points = rays.origins[rows] + rays.directions[rows] * depth[rows, None]
         cubes = (points.double() - torch.from_numpy(grid.origin).to(points.device)) / side
-        cubes = torch.unique(cubes.clamp(-2, max(grid.cells)).floor(), dim=0)  # far fewer than pixels
-        grid.mark(found, grid.origin + side * (cubes.cpu().numpy() + 0.5), 1.5 * side)
+        x, y, z = (cubes.floor().clamp(-3, most - 4).long() + 3).unbind(-1)
+        number = torch.unique((x * most + y) * most + z)  # far fewer than pixels
+        cubes = np.stack(np.unravel_index(number.cpu().numpy(), (most,) * 3), axis=1) - 3
+        grid.mark(found, grid.origin + side * (cubes + 0.5), 1.5 * side)
     return found
 
 
@@ -58,12 +61,15 @@ class DensityField:
         self.model, self.views = model, views
         self.optical = -math.log1p(-level)  # density * cell at the level
 
-    def is_empty(self, grid: Grid) -> bool:
-        """Whether nothing anywhere is at the level, before views are rendered for minutes."""
+    def is_empty(self, grid: Grid, crop: Crop | None) -> bool:
+        """Whether nothing in the crop is at the level, before views are rendered for minutes."""
         blocks = occupied_blocks(grid, self.model)
         n_parts = -(-len(blocks) // BLOCKS_OF_A_PART)  # each from all over the grid: where something is, one will do
-        parts = (self.inside(grid, blocks[part::n_parts]) for part in range(n_parts))
-        return not any((values > LEVEL).any() for part in parts for values in part)
+        for part in (blocks[first::n_parts] for first in range(n_parts)):
+            is_inside = np.concatenate([values.ravel() > LEVEL for values in self.inside(grid, part)])
+            if (is_inside & (crop is None or crop.inside(grid.points(part, torch.device("cpu"))).numpy())).any():
+                return False
+        return True
 
     def blocks(self, grid: Grid) -> np.ndarray:
         """Blocks [N, 3] in which there may be a surface, and that a view sees: most of the surface of a place is in

@@ -85,7 +85,7 @@ class TrainingLoss:
             terms = terms | {"distortion": self.distortion * ramp * weighted_mean(of_rays, batch.weight)}
         if self.depth and batch.depth is not None:
             # It finds surfaces. Later its pull on what is a hundredth off would outweigh that of the colors.
-            fall = 1.0 if batch.progress is None else DEPTH_FALL**batch.progress  # []
+            fall = 1.0 if batch.progress is None else (batch.progress * math.log(DEPTH_FALL)).exp()  # []
             terms = terms | {"depth": self.depth * fall * depth_error(rendering, batch.depth)}
         return terms
 
