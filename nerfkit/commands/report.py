@@ -73,7 +73,7 @@ def page_of(folder: RunFolder) -> str:
     codes = f"<pre>{escape(again)}</pre>\n<pre>{escape(tomli_w.dumps(recipe))}</pre>\n"
     sections = [
         *((rendering(frames[0].parent), _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
-        (f"{len(chosen)} of {len(compared)} views beside their truth", "".join(_image([file]) for file in chosen)),
+        (f"{len(chosen)} views beside their truth", "".join(_image([file]) for file in chosen)),
         ("Curves, and images on the way", "".join(_image([file]) for file in drawn)),
         *(scores(file) if file.exists() else []),
         ("What was decided, and why", _table(("option", "value", "decided by", "why"), decided)),
