@@ -213,7 +213,7 @@ class ReportOptions(SummaryOptions):
 
 @dataclass
 class DoctorOptions:
-    """Check whether this installation works, and what is missing. Exits with 1 if training cannot run."""
+    """Check this installation, and say what is missing. The exit status is 1 if training cannot run."""
 
 
 def by_name(*kinds: type) -> dict[str, type]:

@@ -84,7 +84,8 @@ class TrainingLoss:
             ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
             terms = terms | {"distortion": self.distortion * ramp * weighted_mean(of_rays, batch.weight)}
         if self.depth and batch.depth is not None:
-            # It finds surfaces. Later its pull on what is a hundredth off would outweigh that of the colors.
+            # Depth helps to find surfaces. At full weight to the end, its errors would count for more than those of
+            # colors, and sharp scenes would stay blurred.
             fall = 1.0 if batch.progress is None else (batch.progress * math.log(DEPTH_FALL)).exp()  # []
             terms = terms | {"depth": self.depth * fall * depth_error(rendering, batch.depth)}
         return terms

@@ -150,7 +150,7 @@ def _images(frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool,
     if not any(sizes):
         first = frames[0]
         if os.path.exists(first.path):
-            image_header(first.path)  # raises what is wrong with it
+            image_header(first.path)  # an image that cannot be read has an error of its own
         missing = f"image {printable(first.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
         raise SceneError(f"{first.where}: keys 'w' and 'h' are missing, and {missing}{folders.beside(first.path)}")
     other = next(filter(None, sizes))
