@@ -92,8 +92,8 @@ def rest(viewer) -> None:
 def seen(viewer, page, pose) -> np.ndarray:
     """What the window shows from a pose, beside the panel."""
     (session,) = viewer.sessions.values()
-    session.go(pose, session.client.camera.fov)
-    wait_for(lambda: np.allclose(requested(viewer).matrix, pose, atol=1e-3))
+    # It is sent again until it is there: this is not viser's thread, and a message of the browser may come in between.
+    wait_for(lambda: np.allclose(requested(viewer).matrix, pose, atol=1e-3) or session.go(pose, requested(viewer).fov))
     rest(viewer)
     before, image = None, window(page)
     while not np.array_equal(before, image):  # until the browser has drawn it
