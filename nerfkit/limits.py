@@ -14,7 +14,7 @@ CHOICES = ("auto", *BACKENDS)
 MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # of a feature grid
 MAX_INTERVALS = 2**20 - 1  # of a marched ray: more would not fit into memory, as with a step in the wrong unit
 MAX_EDGES = 2**16  # distances of t_edges
-COORDINATE_LIMIT = 1e12  # of positions in files, in their units, which may be metres from the Earth's centre
+COORDINATE_LIMIT = 1e12  # of positions in files, in their units, which may be meters from the Earth's centre
 
 
 def of_all_ops(backend: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ class Range:
                 raise ConfigError(f"{name} must be from {self}, got {short(x)}")
 
 
-METRES = Range(1e-9, 1e9)  # that a unit of a scene's files may be long
+METERS = Range(1e-9, 1e9)  # that a unit of a scene's files may be long
 
 # An option that is empty or None until it is set shows no default: its help says what holds then.
 shown = tyro.conf.arg(help_behavior_hint=lambda default: "" if default in ("", "''") else f"(default: {default})")

@@ -186,6 +186,18 @@ def test_a_path_about_a_scene_that_is_seen_from_one_side_stays_among_its_cameras
     assert torch.allclose(ahead, torch.nn.functional.normalize(target - cameras.positions, dim=-1), atol=1e-5)
 
 
+def test_a_path_among_cameras_of_three_quarters_of_a_circle_is_no_higher_than_they_are():
+    azimuths = torch.linspace(0.3, 0.3 + math.radians(220), 20)
+    eyes = torch.stack([azimuths.cos(), azimuths.sin(), torch.full_like(azimuths, 0.4)], -1) * 3
+    up, target = torch.tensor([0.0, 0, 1]), torch.zeros(3)
+    like = paths.pinholes(paths.look_at(eyes, target, up).numpy(), [0.7] * len(eyes), (64, 48))
+    cameras = paths.sway(like, target, up, 24)
+    assert not paths.views_surround(like, target, up)
+    assert torch.allclose(cameras.positions[:, 2], eyes[:1, 2], atol=1e-4)
+    away = (cameras.positions[:, None] - eyes).norm(dim=-1).min(dim=1).values
+    assert away.max() < 0.4, "each is near one of them"
+
+
 def test_a_loop_comes_back_without_showing_its_first_frame_twice(path):
     path.loop = True
     assert path.seconds == 6 and path.n_frames == 60

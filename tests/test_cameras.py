@@ -251,9 +251,9 @@ LIKELY = {
 UNLIKELY = {  # and what has to be named
     "shares": (camera(1.1, 0.5, 0.5, fy=1.6), "(0.5, 0.5)", "shares of the image"),
     "from the middle": (camera(1300, 6, -9), "(6, -9)", "from the middle", "Add half"),
-    "mm": (camera(29, 18, 12), "millimetres, or of images of 36x24"),
+    "mm": (camera(29, 18, 12), "millimeters, or of images of 36x24"),
     "of the next image": (camera(1300, 1150, 300), "was it found for other images"),
-    "mm, without a principal point": (camera(24), "175 degrees", "millimetres"),
+    "mm, without a principal point": (camera(24), "175 degrees", "millimeters"),
     "radians": (camera(600 / math.tan(math.radians(0.5))), "1 degrees", "radians"),
     "fisheye of 400 degrees": (distorting("SIMPLE_FISHEYE", 100), "688 degrees"),
     "collapsed": (camera(1300, fy=3900), "1300 and 3900", "3.00 times"),

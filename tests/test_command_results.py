@@ -200,9 +200,9 @@ def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
     load_run = render.load_run
     state = {"step": STEPS, "seconds": 987.6}  # of another training, of as many steps
     monkeypatch.setattr(render, "load_run", lambda *given: replace(load_run(*given), state=state))
-    with raises_mentioning(RunError, folder, "checkpoint", "--overwrite", "--out"):
+    with raises_mentioning(RunError, folder, "another training", "--overwrite", "--out"):
         call(render, run, *few, "--resume")
-    with raises_mentioning(RunError, folder, "checkpoint", "--overwrite", "--out"):
+    with raises_mentioning(RunError, folder, f"2 frames of step {STEPS}", "3 frames", "--overwrite", "--out"):
         call(render, run, "--frames", 3, *few[2:])
     assert (folder / "0001.png").read_bytes() == whole, "out of date, but nobody asked"
     call(render, run, "--frames", 3, *few[2:], "--overwrite")
@@ -338,7 +338,7 @@ def test_a_report_has_scores_images_and_decisions_and_what_repeats_the_run(run, 
     for option, decision in json.loads((run / "decisions.json").read_text()).items():
         assert {option, decision["by"], decision["why"]} <= set(page.texts)
     assert f"Rendering: orbit, at step {STEPS}" in page.texts, "the training may go on"
-    command, options = page.codes
+    options, command = page.codes
     assert shlex.split(command)[:5] == ["nerfkit", "train", "SCENE", "--config", "again.toml"]
     assert str(run.parent) not in "".join([*page.texts, *page.codes]), "nobody else's business"
     (run.parent / "again.toml").write_text(options)
@@ -359,7 +359,7 @@ def test_a_report_shows_the_names_of_others_as_texts_and_is_small(run, tmp_path)
     call(report, run)
     page = Page(run)
     assert "script" not in page.tags and all(source.startswith("data:image/webp") for source in page.sources)
-    assert page.texts.count(evil) >= 4 and evil in page.codes[-1] and len(page.sources) == 10
+    assert page.texts.count(evil) >= 4 and evil in page.codes[0] and len(page.sources) == 10
     assert (run / "report.html").stat().st_size < 5_000_000
 
 

@@ -164,7 +164,7 @@ FOUND = {  # poses, a box or other values of write_capture, what a warning has t
     "no_depth": (ring(1), {}, ("sparse points", "data.box")),
     "points_of_another_unit": (ring(20), {"points": points_around((0, 0, 0.5), 1e5)}, ("near", "points", "unit")),
     "rounded_positions": (ROUNDED, {}, ("4.5", "digits end at 0.5", "subtract one point")),
-    "focal_in_mm": (ring(20), {"fl_x": 3, "fl_y": 3}, ("focal length 3", "152 degrees", "17 of 17", "millimetres")),
+    "focal_in_mm": (ring(20), {"fl_x": 3, "fl_y": 3}, ("focal length 3", "152 degrees", "17 of 17", "millimeters")),
     "unit_of_no_box": (standing(1e-4 * RING), {"box": (-1, -1, -1, 1, 1, 1)}, ("data.box", "3.46")),
     "far_box": (FAR, {"box": (*(UTM - 40), *(UTM + 40))}, ("digits end at 0.5", "leave out data.box", "subtract one")),
     "box_beside": (ring(20), {"box": BESIDE}, BY_RAYS),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A painted ball of whose pattern the field knows the mean alone: what photographs show is on its mesh, in metres."""
+"""A painted ball of whose pattern the field knows the mean alone: what photographs show is on its mesh, in meters."""
 
 import json
 
@@ -156,10 +156,10 @@ def test_without_photographs_a_texture_is_what_the_field_shows(tmp_path, capsys)
 # ---- lengths
 
 
-def test_metres_by_a_factor_or_two_points_are_kept(tmp_path, capsys):
+def test_meters_by_a_factor_or_two_points_are_kept(tmp_path, capsys):
     run, mesh_of = write_run(tmp_path / "run"), ("mesh", "--resolution", 24, "--from", "density")
     call(run, *mesh_of, "--out", tmp_path / "units.ply")
-    assert_names(capsys.readouterr().out, "--scale", "--measure", "metres")
+    assert_names(capsys.readouterr().out, "--scale", "--measure", "meters")
     units = read_ply(tmp_path / "units.ply")["vertices"]
     center = frame().to_input(CENTER)
     measured = (*center, *(center + [0, 3, 4]), 20)
@@ -168,10 +168,10 @@ def test_metres_by_a_factor_or_two_points_are_kept(tmp_path, capsys):
         factor, about = 0.25 if number < 2 else 4.0, json.loads((tmp_path / f"{number}.export.json").read_text())
         assert np.allclose(read_ply(tmp_path / f"{number}.ply")["vertices"], factor * units, atol=1e-4)
         assert about["scale"] == {
-            "metres_per_unit": pytest.approx(factor),
+            "meters_per_unit": pytest.approx(factor),
             "measured": None if number < 2 else pytest.approx(measured),
         }
-        assert_names(capsys.readouterr().out, "metres", "scale.json")
+        assert_names(capsys.readouterr().out, "meters", "scale.json")
     call(run, "points", "--count", 500, "--out", tmp_path / "points.ply")
     points = read_ply(tmp_path / "points.ply")["vertices"] / 4
     assert (np.linalg.norm(frame().to_model(points) - CENTER, axis=1) < 1.05 * RADIUS).mean() > 0.8
@@ -192,8 +192,8 @@ def test_lengths_that_say_nothing_are_refused(run, tmp_path):
     with raises_mentioning(UserError, "--measure", "1e-09", "1e+09"):
         call(run, "mesh", "--out", tmp_path / "m.ply", "--measure", 0, 0, 0, 1e-6, 0, 0, 1e6)
     broken = write_run(tmp_path / "run")
-    (broken / "scale.json").write_text('{"metres_per_unit": -1}')
-    with raises_mentioning(UserError, broken / "scale.json", "metres_per_unit"):
+    (broken / "scale.json").write_text('{"meters_per_unit": -1}')
+    with raises_mentioning(UserError, broken / "scale.json", "meters_per_unit"):
         call(broken, "mesh", "--out", tmp_path / "m.ply")
 
 
@@ -204,7 +204,7 @@ def test_a_scale_is_kept_once_an_export_is_written(tmp_path, capsys):
     assert not (run / "scale.json").exists()
     (run / MARKER).unlink()  # a copy without hidden files
     call(run, *options)
-    assert json.loads((tmp_path / "m.export.json").read_text())["scale"]["metres_per_unit"] == 2
+    assert json.loads((tmp_path / "m.export.json").read_text())["scale"]["meters_per_unit"] == 2
     assert_names(capsys.readouterr().out, "note", "scale", MARKER)
 
 

@@ -75,7 +75,7 @@ def test_a_click_says_how_deep_it_is_there(viewer, browser, session):
     wait_for(lambda: "nothing" in session.probed.content)
 
 
-def test_two_clicks_and_their_distance_give_metres(viewer, browser, session, folder):
+def test_two_clicks_and_their_distance_give_meters(viewer, browser, session, folder):
     cameras, controls = viewer.scene.cameras, controls_of(viewer, session)
     press(browser, controls["Keep"])
     wait_for(lambda: "click two places" in str(browser.messages))
@@ -87,7 +87,7 @@ def test_two_clicks_and_their_distance_give_metres(viewer, browser, session, fol
     press(browser, controls["Keep"])
     kept = wait_for(lambda: (folder / SCALE).exists() and json.loads((folder / SCALE).read_text()))
     one, other = np.reshape(kept["measured"][:6], (2, 3))
-    assert kept["metres_per_unit"] == pytest.approx(3 / np.linalg.norm(other - one))
+    assert kept["meters_per_unit"] == pytest.approx(3 / np.linalg.norm(other - one))
     assert f"{np.linalg.norm(other - one):.4g} from the place clicked before" in session.probed.content
     (folder / SCALE).unlink()
 

@@ -25,6 +25,7 @@ def main(options: DemoOptions) -> int:
         return status
     orbit = ["--cameras", "orbit", "--frames", str(options.frames), "--size", str(SIZE), str(SIZE)]
     render.main(parse("render", [out, *orbit, *device]))
+    print()
     summary.main(SummaryOptions(Path(out)))
     install = "" if find_spec("viser") else f"   (first: {INSTALL})"
     print(f"\nto look around in a browser:  {command_line('view', out)}{install}")

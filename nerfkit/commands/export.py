@@ -76,10 +76,10 @@ def opened(
         print("exporting the middle of the place (data.box of the run); --crop chooses another part")
     if unit is not None:
         why = "" if options.scale or options.measure else f", as {scale.SCALE} of the run says"
-        print(f"in metres: a unit of the scene's files is {unit.metres_per_unit:g} m{why}")
+        print(f"in meters: a unit of the scene's files is {unit.meters_per_unit:g} m{why}")
     elif not is_model and name != "web":
         print(
-            "note: lengths are in the unit of the scene's files; COLMAP's is arbitrary. For metres give --scale, or "
+            "note: lengths are in the unit of the scene's files; COLMAP's is arbitrary. For meters give --scale, or "
             "--measure"
         )
     return output, cut, unit
@@ -131,6 +131,10 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         check_memory(size * size * texture.BYTES_PER_TEXEL, f"a --texture of {size} x {size}", device)
     output, cut, unit = opened(run, options, "mesh", formats, known)
     grid = Grid.over(domain(run.model, run.config, cut, run.transform), options.resolution)
+    transform = scale.in_meters(target_transform(run, options), unit)
+    length = 1.0 if transform is None else transform.distance_to_input(1.0)
+    wide = f"{grid.cell * length:.3g} {'units' if unit is None else 'm'}"
+    print(f"cells are {wide} wide; a smaller --crop or a larger --resolution makes them smaller")
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks, "blocks": "seen"}
     image_of = ImageRenderer(run.model, run.background)
@@ -168,8 +172,6 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
             more["share_of_texture_from_images"] = share if images is not None else 0.0
         counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
         counts |= {"small_parts": n_small + n_shreds, "unseen_faces": n_unseen}
-        transform = scale.in_metres(target_transform(run, options), unit)
-        length = 1.0 if transform is None else transform.distance_to_input(1.0)
         content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)
         thresholds = {
             "cell": grid.cell * length,
@@ -214,7 +216,7 @@ def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> No
     output, cut, unit = opened(run, options, name, ("ply",), ("ply",))
     image_of = ImageRenderer(run.model, run.background)
     box = domain(run.model, run.config, cut, run.transform)
-    transform = scale.in_metres(target_transform(run, options), unit)
+    transform = scale.in_meters(target_transform(run, options), unit)
     if name == "splats":
         points.check_single(box if transform is None else transform.to_input(box))  # before a minute's work
     with writing.Work(output.file("ply"), key(run, kind="points")) as work:
@@ -296,7 +298,7 @@ def export_web(run: Run, options: cli.WebOptions) -> None:
         "background": run.background.tolist(),
         "view": webfield.start_view(run.cameras("train"), run.scene.up, run.config.data.box),
         "crop": None if cut is None else cut.to_cube().flatten().tolist(),
-        "metres": 0.0 if unit is None else scale.in_metres(run.transform, unit).distance_to_input(1.0),
+        "meters": 0.0 if unit is None else scale.in_meters(run.transform, unit).distance_to_input(1.0),
     }
     shown, why, seen_by = run, webfield.why_not(run.model), run.seeing_cameras("train")
     content = b"" if why else webfield.page(run.model, seen_by, scene)
@@ -337,6 +339,7 @@ def web_cost(run: Run, shown: Model) -> str:
 
 def report(files: list[Path], counts: dict[str, int]) -> None:
     texts = {name: f"{number or 'no'} {name.replace('_', ' ')}" for name, number in counts.items()}
+    texts |= {"bytes": f"{counts['bytes'] / 1e6:.2f} MB"} if "bytes" in counts else {}
     left_out = [texts.pop(name) for name in ("small_parts", "unseen_faces") if name in texts]
     print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))
     for file in files:

@@ -21,7 +21,7 @@ from nerfkit.config import Box, Config, DataConfig
 from nerfkit.config.files import read_decisions
 from nerfkit.config.resolve import check_values
 from nerfkit.errors import ConfigError, UserError
-from nerfkit.option_types import BOOLEANS, METRES, Switch, Text, Texts, Words, integer, number, unset
+from nerfkit.option_types import BOOLEANS, METERS, Switch, Text, Texts, Words, integer, number, unset
 from nerfkit.safe_io import ALIKE, did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
@@ -32,8 +32,8 @@ Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
 Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]", help_behavior_hint="")]
-Metres = unset(float, "METRES", "what was kept there", METRES.low, METRES.high)
-Measured = unset(tuple[float, float, float, float, float, float, float], "X Y Z X Y Z METRES", "none")
+Meters = unset(float, "METERS", "what was kept there", METERS.low, METERS.high)
+Measured = unset(tuple[float, float, float, float, float, float, float], "X Y Z X Y Z METERS", "none")
 Corners = unset(Box, "X Y Z X Y Z", "the viewer's crop, if it saved one")
 
 
@@ -127,7 +127,7 @@ class ExportOptions(RunOptions):
 @dataclass
 class GeometryOptions(ExportOptions):
     crop: Corners = None  # export only this box: lowest and highest corner, in the coordinates of --frame
-    scale: Metres = None  # metres per unit of the scene's files; saved in RUN/scale.json
+    scale: Meters = None  # meters per unit of the scene's files; saved in RUN/scale.json
     measure: Measured = None  # instead of --scale: two points, as in the scene's files, and their distance [m]
 
 

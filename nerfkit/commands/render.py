@@ -20,7 +20,7 @@ from nerfkit.model.cropping import cropped
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.rendering import images, paths
 from nerfkit.rendering.image_renderer import ImageRenderer, foretold
-from nerfkit.safe_io import chosen, did_you_mean
+from nerfkit.safe_io import chosen, did_you_mean, read_json
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 
@@ -84,6 +84,8 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         looks_around = any(lens.is_panorama for lens in run.lenses("train"))
         is_around = not looks_around and paths.views_surround(like, target, up)
         options.cameras = "orbit" if is_around else "interpolate"
+        others = {"orbit", "spiral", "interpolate", *splits, *run.scene.paths} - {options.cameras}
+        print(f"rendering --cameras {options.cameras}; others are {', '.join(sorted(others))}")
     path, is_file = options.cameras, options.cameras.endswith(".json")
     with_cameras = [*splits, *run.scene.paths]
     if options.frames and (is_file or path in with_cameras):
@@ -146,14 +148,26 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
         earlier = list(filter(folder.owns, folder.names - {PATH_FILE}))
         if earlier and not options.overwrite:
             raise RunError(
-                f"{folder.path} holds {len(earlier)} files of another rendering: of an earlier checkpoint, of another "
-                "path, number of frames, size or crop, or of the viewer. --overwrite removes them, --out FOLDER keeps "
-                "both"
+                f"{folder.path} holds another rendering ({len(earlier)} files{differing(file, path)}). --overwrite "
+                "removes them, --out FOLDER keeps both"
             )
         if earlier:
             print(f"{len(earlier)} files of an earlier rendering are removed from {folder.path}")
         folder.clear()
     folder.write(PATH_FILE, path)
+
+
+def differing(file: Path, path: str) -> str:
+    """What tells the rendering of a path's file from that of `path`, as far as the file can be read."""
+    try:
+        there, asked = (
+            f"{len(of['frames'])} frames of step {of['checkpoint_step']:d}"
+            for of in (read_json(file, RunError), json.loads(path))
+        )
+    except (RunError, KeyError, TypeError, ValueError):  # of the viewer, or changed by others
+        return ""
+    what = "another training, cameras, size or crop" if there == asked else f"{there}, and {asked} are asked for"
+    return f": {what}"
 
 
 def render_frames(

@@ -70,14 +70,15 @@ def page_of(folder: RunFolder) -> str:
     places = ("out", recipe), ("path", recipe["data"]), ("sfm_dir", recipe["data"]), ("lpips", recipe["eval"])
     for name, options in places:  # on this computer
         options.pop(name, None)
-    codes = f"<pre>{escape(again)}</pre>\n<pre>{escape(tomli_w.dumps(recipe))}</pre>\n"
+    codes = f"<p>Save this recipe as again.toml:</p>\n<pre>{escape(tomli_w.dumps(recipe))}</pre>\n"
+    codes += f"<p>SCENE is the folder of the scene:</p>\n<pre>{escape(again)}</pre>\n"
     sections = [
         *((rendering(frames[0].parent), _image(frames)) for frames in [*filter(None, in_color)][:RENDERINGS]),
         (f"{len(chosen)} views beside their truth", "".join(_image([file]) for file in chosen)),
         ("Curves, and images on the way", "".join(_image([file]) for file in drawn)),
         *(scores(file) if file.exists() else []),
         ("What was decided, and why", _table(("option", "value", "decided by", "why"), decided)),
-        ("How to repeat it; the second text is again.toml, the recipe", codes),
+        ("How to repeat it", codes),
     ]
     text = "".join(f"<h2>{_text(title)}</h2>\n{content}" for title, content in sections if content)
     head = f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>\n"

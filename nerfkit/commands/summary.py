@@ -11,7 +11,7 @@ from nerfkit.training.run import files as run_files
 def main(options: SummaryOptions) -> int:
     folder = options.run
     split = run_files.read_config(folder).eval.split
-    print(f"\n{folder}: {outcome(folder, split)}")
+    print(f"{folder}: {outcome(folder, split)}")
     run_files.warn_of_run(run_files.read_lines(folder))
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),

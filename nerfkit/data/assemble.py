@@ -31,7 +31,7 @@ CUT_OUT = "data.masks is alpha: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
 TAKEN = {  # by the kind of the frame
     "object": "taken around an object",
-    "inward": "taken all around a subject, with its surroundings",
+    "inward": "taken around a subject, with its surroundings",
     "forward": "all facing the same way",
     "walk-through": "taken all over a place",
 }

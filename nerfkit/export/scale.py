@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a unit of the scene's files is, kept with a run as `scale.json`, and so its geometry in metres.
+"""How long a unit of the scene's files is, kept with a run as `scale.json`, and so its geometry in meters.
 
-    {"metres_per_unit": 0.25, "measured": [x, y, z, x, y, z, metres] or null}
+    {"meters_per_unit": 0.25, "measured": [x, y, z, x, y, z, meters] or null}
 
 Two points that were measured are in the coordinates of the scene's files.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from nerfkit.data.scene_transform.transform import SceneTransform, identity_transform
 from nerfkit.errors import RunError, UserError
-from nerfkit.option_types import METRES
+from nerfkit.option_types import METERS
 from nerfkit.safe_io import printable, read_json
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run
@@ -28,20 +28,20 @@ Measured = tuple[float, float, float, float, float, float, float]
 
 
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
-    metres_per_unit: Annotated[float, msgspec.Meta(ge=METRES.low, le=METRES.high)]
+    meters_per_unit: Annotated[float, msgspec.Meta(ge=METERS.low, le=METERS.high)]
     measured: Measured | None = None
 
     @classmethod
     def of(cls, measured: Measured) -> Scale:
-        """The scale by two points and the metres between them; raises UserError for points that say nothing."""
-        distance, metres = math.dist(measured[:3], measured[3:6]), measured[6]
-        if not (0 < distance < math.inf and 0 < metres < math.inf):
+        """The scale by two points and the meters between them; raises UserError for points that say nothing."""
+        distance, meters = math.dist(measured[:3], measured[3:6]), measured[6]
+        if not (0 < distance < math.inf and 0 < meters < math.inf):
             raise UserError(
-                f"two points {distance:g} units apart cannot be {metres:g} m apart; give x y z of one, of another, and "
-                "their distance in metres"
+                f"two points {distance:g} units apart cannot be {meters:g} m apart; give x y z of one, of another, and "
+                "their distance in meters"
             )
-        METRES.check("metres per unit, the distance in metres over that in units,", metres / distance)
-        return cls(metres / distance, measured)
+        METERS.check("meters per unit, the distance in meters over that in units,", meters / distance)
+        return cls(meters / distance, measured)
 
 
 def scale_of(run: Run, given: float | None, measured: Measured | None) -> Scale | None:
@@ -68,10 +68,10 @@ def keep(folder: RunFolder, scale: Scale) -> None:
     folder.write(SCALE, json.dumps(msgspec.to_builtins(scale)) + "\n")
 
 
-def in_metres(transform: SceneTransform | None, scale: Scale | None) -> SceneTransform | None:
-    """The transform to the model from the files' frame in metres, of which `transform` is in their units."""
+def in_meters(transform: SceneTransform | None, scale: Scale | None) -> SceneTransform | None:
+    """The transform to the model from the files' frame in meters, of which `transform` is in their units."""
     if scale is None:
         return transform
     transform = transform or identity_transform(np.array([[-1.0, -1, -1], [1, 1, 1]]))
-    metres = scale.metres_per_unit
-    return replace(transform, scale=transform.scale / metres, center=transform.center * metres)
+    meters = scale.meters_per_unit
+    return replace(transform, scale=transform.scale / meters, center=transform.center * meters)

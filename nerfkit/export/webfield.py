@@ -172,7 +172,7 @@ def start_view(cameras: Cameras, up: Sequence[float], box: Sequence[float]) -> d
 @torch.no_grad()
 def page(model: Renderer, cameras: Cameras, about: dict[str, Any]) -> bytes:
     """The page that shows a model as well as `cameras` see it, with what there is to say of its scene: name, up,
-    background, view, crop, metres."""
+    background, view, crop, meters."""
     config, sampler, grid = model.config, model.sampler, model.grid
     layers, first, levels = networks(model, awake(as_shown(model), cameras)), 0, []
     for cells in grid.resolutions:

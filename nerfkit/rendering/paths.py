@@ -72,42 +72,47 @@ def spiral(like: Cameras, target: Tensor, up: Tensor, n_frames: int) -> Cameras:
 
 def _around(like: Cameras, target: Tensor, up: Tensor, azimuths: Tensor, elevations: Tensor) -> Cameras:
     """Cameras at azimuths and elevations [V, radians] around `target`, looking at it."""
-    radius = (like.positions - target).norm(dim=-1).mean()
-    helper = torch.eye(3)[up.abs().argmin()]
-    east = F.normalize(torch.linalg.cross(helper, up), dim=-1)
-    north = torch.linalg.cross(up, east)
+    radius, (east, north) = (like.positions - target).norm(dim=-1).mean(), _level(up)
     flat = torch.cos(azimuths)[:, None] * east + torch.sin(azimuths)[:, None] * north  # [V, 3]
     eyes = target + radius * (torch.cos(elevations)[:, None] * flat + torch.sin(elevations)[:, None] * up)
     return _with_poses(like, look_at(eyes, target, up))
 
 
+def _level(up: Tensor) -> Tensor:
+    """Two axes [2, 3] of the ground."""
+    east = F.normalize(torch.linalg.cross(torch.eye(3)[up.abs().argmin()], up), dim=-1)
+    return torch.stack([east, torch.linalg.cross(up, east)])
+
+
+def angles_of(cameras: Cameras, target: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Azimuths and elevations of cameras [V, radians] as they are seen from `target`."""
+    offset = F.normalize(cameras.positions - target, dim=-1)  # [V, 3]
+    east, north = (offset @ _level(up).T).unbind(-1)
+    return torch.atan2(north, east), torch.asin((offset @ up).clamp(-1, 1))
+
+
 def sway(like: Cameras, target: Tensor, up: Tensor, n_frames: int) -> Cameras:
-    """An ellipse as wide as the cameras `like` are spread, looking at `target` from their mean distance. Closed."""
-    middle = like.positions.mean(dim=0)
-    right = F.normalize(torch.linalg.cross(target - middle, up), dim=0)
-    axes = torch.stack([right, F.normalize(torch.linalg.cross(right, target - middle), dim=0)])  # [2, 3]
-    spread = ((like.positions - middle) @ axes.T).square().mean(dim=0).sqrt()
-    angles = torch.arange(n_frames) / n_frames * 2 * math.pi
-    offsets = middle - target + (torch.stack([torch.cos(angles), torch.sin(angles)], dim=1) * spread) @ axes
-    eyes = target + F.normalize(offsets, dim=1) * (like.positions - target).norm(dim=1).mean()
-    return _with_poses(like, look_at(eyes, target, up))
+    """An ellipse as wide and high as the cameras `like` are spread around `target`, looking at it. Closed."""
+    azimuths, elevations = angles_of(like, target, up)
+    middle = torch.atan2(azimuths.sin().mean(), azimuths.cos().mean())
+    aside = (azimuths - middle + math.pi).remainder(2 * math.pi) - math.pi
+    t = torch.arange(n_frames) / n_frames * 2 * math.pi
+    across, above = (x.mean() + x.std(correction=0) * wave for x, wave in ((aside, t.cos()), (elevations, t.sin())))
+    return _around(like, target, up, middle + across, above)
 
 
 def views_surround(cameras: Cameras, target: Tensor, up: Tensor) -> bool:
     """Whether cameras stand around `target` and look inwards, so that a circle stays near them."""
-    offset = cameras.positions - target
-    if ((offset * cameras.camera_to_world[:, :, 2]).sum(-1) < 0).float().mean() > 0.5:
+    if (((cameras.positions - target) * cameras.camera_to_world[:, :, 2]).sum(-1) < 0).float().mean() > 0.5:
         return False  # most look outwards
-    across = torch.linalg.cross(torch.eye(3)[up.abs().argmin()], up)
-    angles = torch.atan2(offset @ torch.linalg.cross(up, across), offset @ across).sort().values
+    angles = angles_of(cameras, target, up)[0].sort().values
     gaps = torch.cat([angles.diff(), angles[:1] + 2 * math.pi - angles[-1:]])
     return bool(gaps.max() < math.radians(MAX_GAP))
 
 
 def mean_elevation(cameras: Cameras, target: Tensor, up: Tensor) -> float:
     """Of cameras above the plane through `target` [degrees]."""
-    heights = F.normalize(cameras.positions - target, dim=-1) @ up
-    return math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
+    return math.degrees(angles_of(cameras, target, up)[1].mean())
 
 
 def interpolate(like: Cameras, n_frames: int) -> Cameras:

@@ -231,13 +231,13 @@ class Session:
             text += f", {math.dist(*self.picked):.4g} from the place clicked before"
         self.probed.content = text
 
-    def keep_scale(self, metres: float) -> None:
-        """Have exports be in metres, by the distance of the last two clicks."""
-        if len(self.picked) < 2 or not math.dist(*self.picked) > 0 or not metres > 0:
+    def keep_scale(self, meters: float) -> None:
+        """Have exports be in meters, by the distance of the last two clicks."""
+        if len(self.picked) < 2 or not math.dist(*self.picked) > 0 or not meters > 0:
             raise UserError("click two places first, and give their distance in meters, which is above 0")
-        known = Scale.of((*map(float, self.picked[0]), *map(float, self.picked[1]), metres))
+        known = Scale.of((*map(float, self.picked[0]), *map(float, self.picked[1]), meters))
         keep(self.state.scene.folder, known)
-        self.tell("Scale kept", f"A scene unit is {known.metres_per_unit:.4g} m. Exports are in metres from now on.")
+        self.tell("Scale kept", f"A scene unit is {known.meters_per_unit:.4g} m. Exports are in meters from now on.")
 
     def tell(self, title: str, text: str) -> None:
         self.client.add_notification(title, text, auto_close_seconds=10.0)

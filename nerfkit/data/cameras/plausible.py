@@ -59,7 +59,7 @@ def _implausible(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, s
         if 0 <= cx <= 1 and 0 <= cy <= 1:
             unit = "are the lens's values shares of the image? Multiply them by its width and height"
         elif is_alike:
-            in_mm = " in millimetres, or" if 2 * max(cx, cy) < LARGEST_SENSOR else ""
+            in_mm = " in millimeters, or" if 2 * max(cx, cy) < LARGEST_SENSOR else ""
             unit = f"are the lens's values{in_mm} of images of {2 * cx:.0f}x{2 * cy:.0f}? Give those of {size}"
         elif max(abs(x), abs(y)) < OFF_ALIKE:
             unit = "is it measured from the middle? Add half of the width and of the height"
@@ -72,7 +72,7 @@ def _implausible(lens: Lens, looks_at_distortion: bool) -> Iterator[tuple[str, s
         degrees = math.degrees(2 * math.atan(across / 2) if lens.is_flat else across)
         advice = "if the angle was in radians, give degrees; if it is of larger images, give pixels of these"
         if is_short:
-            advice = "if it is in millimetres, a share of the image, or of smaller images, give pixels of these"
+            advice = "if it is in millimeters, a share of the image, or of smaller images, give pixels of these"
         yield "focal", f"the focal length {shortest:.5g} of {size} images means {degrees:.3g} degrees across; {advice}"
     if (stretch := max(fx / fy, fy / fx)) > STRETCHED:
         what = f"the focal lengths {fx:.5g} and {fy:.5g} mean pixels {stretch:.2f} times as long one way as the other"

@@ -25,13 +25,13 @@ function addressOf(camera) {
   return `#view=${numbers.map((x) => Number(x.toPrecision(7))).join(",")}`;
 }
 
-// A length of 1, 2 or 5 times a power of ten, in metres, that is at most so many pixels wide at the target.
-function drawScale(camera, metres, canvas) {
-  const perPixel = (metres * 2 * Math.tan(camera.fov / 2) * camera.distance()) / canvas.clientHeight;
+// A length of 1, 2 or 5 times a power of ten, in meters, that is at most so many pixels wide at the target.
+function drawScale(camera, meters, canvas) {
+  const perPixel = (meters * 2 * Math.tan(camera.fov / 2) * camera.distance()) / canvas.clientHeight;
   const most = 150 * perPixel, ten = 10 ** Math.floor(Math.log10(most));
   const length = ten * (most >= 5 * ten ? 5 : most >= 2 * ten ? 2 : 1);
   const units = [[1000, "km"], [1, "m"], [0.01, "cm"], [0.001, "mm"]];
-  const [unitOf, name] = units.find(([metres]) => length >= metres) || units[3];
+  const [unitOf, name] = units.find(([meters]) => length >= meters) || units[3];
   const [bar, text] = part("scale").children;
   bar.style.width = `${length / perPixel}px`;
   text.textContent = `${Number((length / unitOf).toPrecision(3))} ${name}`;
@@ -56,7 +56,7 @@ async function start() {
   part("start").addEventListener("click", () => camera.home());
   part("link").addEventListener("click", () => (location.hash = addressOf(camera)));
   part("bar").hidden = false;
-  part("scale").hidden = !scene.metres;
+  part("scale").hidden = !scene.meters;
   const move = control(canvas, camera, () => part("mode").value === "fly");
   let lost = false;
   canvas.addEventListener("webglcontextlost", (event) => {
@@ -75,7 +75,7 @@ async function start() {
   const frame = () => {
     move();
     if (!lost) drawing.step(camera.seen(), rgb(part("background").value));
-    if (scene.metres) drawScale(camera, scene.metres, canvas);
+    if (scene.meters) drawScale(camera, scene.meters, canvas);
     requestAnimationFrame(frame);
   };
   requestAnimationFrame(frame);

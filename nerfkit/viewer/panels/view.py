@@ -97,10 +97,10 @@ def _add_views(gui: viser.GuiApi, session: Session) -> None:
 
 def _add_scale(gui: viser.GuiApi, session: Session) -> None:
     with gui.add_folder("Scale", expand_by_default=False):
-        metres = gui.add_number("Distance [m]", 1.0, min=0.0, hint="Between the last two clicks into the scene")
-        button = gui.add_button("Keep", hint="Exports of this run are in metres then")
+        meters = gui.add_number("Distance [m]", 1.0, min=0.0, hint="Between the last two clicks into the scene")
+        button = gui.add_button("Keep", hint="Exports of this run are in meters then")
     state = session.state
-    state.on(lambda session: state.do_later(session, Session.keep_scale, metres.value), button.on_click)
+    state.on(lambda session: state.do_later(session, Session.keep_scale, meters.value), button.on_click)
 
 
 class RunPanel:
