@@ -18,7 +18,7 @@ from nerfkit.ops.march import FARTHEST
 
 
 def contract(positions: Tensor, box: Tensor) -> Tensor:
-    """Contract `positions` [N, 3] in scene units to [N, 3] in [-2, 2]; `box` [2, 3] is what is not contracted.
+    """Contract `positions` [N, 3] in model units to [N, 3] in [-2, 2]; `box` [2, 3] is what is not contracted.
 
     float32 or float64; differentiable, with finite gradients everywhere, at infinity too.
 
@@ -35,7 +35,7 @@ def contract(positions: Tensor, box: Tensor) -> Tensor:
 
 
 def uncontract(contracted: Tensor, box: Tensor) -> Tensor:
-    """Positions [N, 3] in scene units of `contracted` [N, 3]: the inverse of `contract`.
+    """Positions [N, 3] in model units of `contracted` [N, 3]: the inverse of `contract`.
 
     A coordinate of +-2, at infinity, becomes 2 / eps half sides from the centre of the box, eps that of the dtype.
 
@@ -52,15 +52,15 @@ def uncontract(contracted: Tensor, box: Tensor) -> Tensor:
 
 
 def exponential_edges(near: float, far: float, step_size: float, cone_angle: float) -> Tensor:
-    """Distances [L] float64 in scene units for `nerfkit.ops.march`: equal steps at first, then in proportion to t.
+    """Distances [L] float64 in model units for `nerfkit.ops.march`: equal steps at first, then in proportion to t.
 
     T_0 = near and T_{k+1} = T_k + max(step_size, cone_angle T_k), up to the first that is not below far, and one more:
     the interval ends of a ray with jitter 1 begin at T_1. So all rays' intervals cover T_1 to far, those without jitter
     near to far.
 
     Args:
-        near, far: scene units, 0 <= near < far, finite.
-        step_size: shortest interval, scene units.
+        near, far: model units, 0 <= near < far, finite.
+        step_size: shortest interval, model units.
         cone_angle: length of an interval per distance; 0 for equal steps.
 
     Raises ValueError for other values, and for more than MAX_EDGES distances.

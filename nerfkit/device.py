@@ -59,7 +59,8 @@ def check_memory(n_bytes: int, what: str, device: torch.device) -> None:
     """Raise RunError, with both numbers, if `what` takes more memory than the device has free."""
     free = available_memory(device)
     if n_bytes > free:
-        raise RunError(f"{what} takes {n_bytes / 2**30:.1f} GB, but {free / 2**30:.1f} GB are free on {device}")
+        what += f" takes {n_bytes / 2**30:.1f} GB, but {free / 2**30:.1f} GB are free on {device}"
+        raise RunError(f"{what}; make it smaller, or free memory")
 
 
 _deterministic_lock = threading.Lock()

@@ -114,7 +114,7 @@ def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
     lying.save(folder / "images" / "r_02.png")
     assert run_main(inspect, str(folder), "-v") == 1
     verdict, page = capsys.readouterr().out.split("\n\n")
-    assert_names(page, "40 listed, 40 exist, 0 missing", "cannot be used, or their masks: 5")
+    assert_names(page, "40 listed, 40 exist, 0 missing", "cannot be used (image or mask): 5")
     assert_names(verdict, *broken, "r_02.png is 22x26, turned", "empty (0 bytes)", "copy it again")
     assert "missing (" not in verdict
 

@@ -242,7 +242,7 @@ def test_depth_of_few_views_that_look_everywhere_is_compared_where_they_look_ali
         poses = [np.column_stack([x.camera_to_world[:, :3], 2 * x.camera_to_world[:, 3]]) for x in images]
         images = [replace(x, camera_to_world=pose) for x, pose in zip(images, poses, strict=True)]
         notes = depth_notes(capture.of_images(images), [x.name for x in images], 0.0)
-        assert any(note.kind == "warning" and "another unit" in note.text for note in notes), notes
+        assert any(note.kind == "warning" and "not in the poses' unit" in note.text for note in notes), notes
 
 
 def test_a_panorama_sees_points_all_around_it():

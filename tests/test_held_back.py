@@ -19,7 +19,7 @@ from tests.posed_captures import write_capture
 from tests.processes import call, in_processes
 from tests.trainers import state_of
 
-ALARM = "warning: before they were drawn"
+ALARM = "warning: two training views had"
 KEYS = ("held_back_psnr", "drawn_psnr")
 OPTIONS = (
     "--device cpu --sampling.kind contracted --trainer.samples_per_step 256 --trainer.steps 200 "

@@ -99,9 +99,7 @@ def without_poses(source: Path, data: DataConfig) -> int:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
     typed = [*as_options(data), "--data.sfm_dir", "DIR"]
-    print(
-        f"To find only the poses, saved in DIR, and a --data.downscale that fits:\n  {command_line('inspect', *typed)}"
-    )
+    print(f"To find the poses, saved in DIR, and a --data.downscale alone:\n  {command_line('inspect', *typed)}")
     print(f"To train with them:\n  {command_line('train', *typed)}")
     return 0
 
@@ -288,7 +286,7 @@ class Inspection:
     def refused(self) -> list[str]:
         """What training would end with."""
         refused, missing = [*self.errors], self.missing
-        if 2 * len(missing) > len(self.found):
+        if assemble.are_most(missing, self.capture):
             refused.append(f"{self._gone()}, more than half: is their folder the right one?{beside(missing[0].file)}")
         if len(self.ignored) == len(self.there) and min(self.ignored, default=0) == 1:
             refused.append("the masks leave no pixel of any image; correct them, or take them away to use all pixels")
@@ -324,7 +322,7 @@ class Inspection:
         files, n_missing = [file for _, file in self.there], len(self.missing)
         lines = [f"{len(self.found)} listed, {len(self.found) - n_missing} exist, {n_missing} missing"]
         if n_broken := len(self.found) - n_missing - len(files):
-            lines.append(f"that cannot be used, or their masks: {n_broken}")
+            lines.append(f"cannot be used (image or mask): {n_broken}")
         if files:
             lines.append(f"sizes: {format_sizes([(file.width, file.height) for file in files])}")
         lines.append(f"with alpha: {sum(file.has_alpha for file in files)}, with mask: {len(self.ignored)}")

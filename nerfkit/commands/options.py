@@ -32,7 +32,7 @@ Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
 Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]", help_behavior_hint="")]
-Meters = unset(float, "METERS", "what was kept there", METERS.low, METERS.high)
+Meters = unset(float, "METERS", "the scale in that file", METERS.low, METERS.high)
 Measured = unset(tuple[float, float, float, float, float, float, float], "X Y Z X Y Z METERS", "none")
 Corners = unset(Box, "X Y Z X Y Z", "the viewer's crop, if it saved one")
 
@@ -75,10 +75,10 @@ class RenderOptions(RunOptions):
     # equirectangular: panoramas of 360 degrees, the horizon level; fisheye: circles of 180 degrees
     lens: Literal["pinhole", "equirectangular", "fisheye"] = "pinhole"
     # number of frames
-    frames: unset(int, "INT", "60 for orbit and spiral, 4 per view for interpolate", 1, 100_000) = None
+    frames: unset(int, "INT", "60; interpolate: 4 per view, if that is more", 1, 100_000) = None
     size: unset(tuple[int, int], "WIDTH HEIGHT", "as in training", 1, 2**16) = None  # size of a frame in pixels
     fps: integer(1, 1000) = 20  # frames per second of the video
-    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal, with commas; as .npz, too, except rgb
+    outputs: str = "rgb"  # rgb,depth,median_depth,opacity,normal, with commas; all but rgb also as .npz
     # new or empty folder for frames and videos, or that of an earlier rendering (default: RUN/render/CAMERAS)
     out: Text = ""
     crop: Literal["run", "none"] = "run"  # run: the crop that the viewer saved in RUN/crop.json; none: everything
@@ -141,7 +141,7 @@ class MeshOptions(GeometryOptions):
     level: number(0.001, 0.999) = LEVEL  # opacity at which the surface is, for --from density
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
-    faces: integer(0, 10**9) = 0  # largest number of faces, about; 0: no limit, or texels / 32 if there is a --texture
+    faces: integer(0, 10**9) = 0  # about the most faces; 0: no limit, or with --texture one for every 32 of its texels
     # side of a texture painted from the training images [pixels], at least 16; 0: colors of vertices
     texture: integer(0, 16384) = 0
     # ply, glb or ply,glb; if --texture is given: glb, obj or glb,obj (default: the ending of --out, else the first)

@@ -130,7 +130,7 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         print(f"trained {in_all}")
     if moved := trainer.adjustments.stats():
         turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
-        print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
+        print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} model units (rms over the training views)")
     metrics = None
     try:
         metrics = score(scene, trainer, folder)

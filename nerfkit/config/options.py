@@ -63,7 +63,7 @@ class DataConfig:
     sfm_dir: Text = ""
     # scene format: auto, nerf_synthetic, transforms, colmap, llff, polycam, record3d, nsvf or idr
     format: str = "auto"
-    downscale: number(0.1, 1000) = 1.0  # divisor of width and height of the images, whose pixels are averaged
+    downscale: number(0.1, 1000) = 1.0  # 2: images of half the width and height, pixels averaged
     masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels; ignore: not trained on; alpha: transparent
     # what a value of 1 in a depth image is, in the unit of the poses; 0: as files say, or 0.001 for integers, else 1
     depth_unit: number(0, 1e9) = 0.0
@@ -80,7 +80,7 @@ class DataConfig:
 class ModelConfig:
     """The radiance field."""
 
-    kind: str = "field"  # name of the model; one of your own may choose other values for auto
+    kind: str = "field"  # name of the model; your own may have other defaults
     module: Text = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel
     options: Options = field(default_factory=dict)  # options of a model of your own, e.g. width 32 soft true
     levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # number of grid levels
@@ -97,7 +97,7 @@ class ModelConfig:
 
 @dataclass
 class SamplingConfig:
-    """Where samples are put along a ray. A model unit of a place is the distance of its cameras from the middle."""
+    """Where samples are put along a ray. Most cameras of a place are about one model unit from its middle."""
 
     # space that is reconstructed; box: the inside of data.box; contracted: also its surroundings
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
 DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of NeRF-synthetic scenes
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
-FARTHEST = 1e10  # scene units
+FARTHEST = 1e10  # model units
 CELLS_A_PIXEL = 1.25  # of an object's finest level, at the middle of the box: finer ones take time, and learn noise
 
 
@@ -183,12 +183,14 @@ def rule(option: str) -> str:
     '4 if size is small or sampling.kind is contracted, else 2'
     >>> rule("trainer.weight_decay")
     '0.1 if size is small, else 0.3 if sampling.kind is contracted and all cameras face one way, else 0.1'
+    >>> rule("size")
+    'small if the device is a CPU, large if the device is a GPU'
     """
     parts = []
     for text, cases in groupby(FIELD[option], lambda case: value_text(case[0])):
         conditions = [condition.text for _, condition in cases]  # that of the last case, OTHERWISE, has no text
-        parts.append(f"else {text}" + f" if {' or '.join(conditions)}" * all(conditions))
-    return ", ".join(parts).removeprefix("else ")
+        parts.append(text + f" if {' or '.join(conditions)}" * all(conditions))
+    return (", else " if FIELD[option][-1][1] is OTHERWISE else ", ").join(parts)
 
 
 def value_text(value: Any) -> str:

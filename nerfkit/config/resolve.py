@@ -48,7 +48,7 @@ def decide(asked: Any, new: Any, scene: Any, device: Any, model_class: Any) -> d
             continue
         value, condition = next(((x, condition) for x, condition in cases if condition.holds(facts)), (None, None))
         if condition is None:
-            raise ConfigError(f"the recipe of the model {new.model.kind} says nothing of {option} here")
+            raise ConfigError(f"the recipe of the model {new.model.kind} has no value for {option} here; set it")
         why = f"because {condition.text}" if condition.text else "default"
         if isinstance(value, Found):
             value, why = value.of(facts), f"{value.text}, {why}"

@@ -82,7 +82,7 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
         turned = ", turned (is its EXIF missing?)" * ((lens.height, lens.width) == (width, height))
         raise SceneError(
             f"image {printable(image.found or image.file)} is {width}x{height}{turned}, but its camera is of "
-            f"{lens.width}x{lens.height} images; give those that the camera was found with, or resized ones"
+            f"{lens.width}x{lens.height} images; give images of that shape, in any size"
         )
     if (lens.width, lens.height) != (width, height):
         lens = lens.resized(width, height)
@@ -175,11 +175,17 @@ def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
         return there, []
     note = f"{len(there)} of {len(capture.images)} listed images are there; {len(missing)} are missing, the first: "
     note += first_of(image.name for image in missing)
-    trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
-    if len(there) < len(missing) and 2 * sum(image.name in trained for image in there) < len(trained):
+    if are_most(missing, capture):
         what = f"put them where the files name them, or correct the files{beside(missing[0].file)}"
         raise SceneError(f"{note}; {what}")
     return there, [note]
+
+
+def are_most(missing: list[PosedImage], capture: Capture) -> bool:
+    """Whether images are more than half of a capture's, and of those to train on."""
+    trained = set(capture.splits.get("train", [])) or {image.name for image in capture.images}
+    n_trained = sum(image.name in trained for image in missing)
+    return 2 * len(missing) > len(capture.images) and 2 * n_trained > len(trained)
 
 
 def cut_out_diagnostics(images: list[PosedImage], headers: dict[str, ImageHeader]) -> list[str]:

@@ -142,7 +142,7 @@ def depth_notes(capture: Capture, training: Sequence[str], unit: float) -> tuple
     if most < LEAST:
         return as_warnings([f"{about}, but no two views agree on it at any scale; are the files of these poses?"])
     if abs(best - 1) > WRONG and most > CLEARER * agreeing[-1]:
-        text = f"{about}; views would agree if it were {best:.3g} times as long: it is in another unit than the poses"
+        text = f"{about}; views would agree if depths were {best:.3g} times as long: they are not in the poses' unit"
         return as_warnings([f"{text}; give --data.depth_unit {views[chosen[0]].unit * best:.3g}, or correct the files"])
     return notes_of(f"{about}, in the unit of the poses")
 

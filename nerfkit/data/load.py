@@ -86,8 +86,8 @@ def load_capture(
     out = _path(sfm_dir) if sfm_dir else None
     if of_run and not any((sparse := root_of(folder, out) / "sparse").glob("*")):
         raise SceneError(
-            f"poses of the run were found into {printable(sparse)}, which is gone; found anew, they would be in "
-            "another frame. Put it back, give its folder with --data (with train, --data.sfm_dir), or train again"
+            f"the poses of the run were in {printable(sparse)}, which is gone; new ones would have other "
+            "coordinates. Put it back, give its folder with --data (with train, --data.sfm_dir), or train again"
         )
     report(f"{printable(folder)} has no camera poses; they are looked for")
     if beside := poses_beside(folder):

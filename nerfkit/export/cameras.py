@@ -64,13 +64,13 @@ def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Cap
         found = [at_hand.get(x.name) or at_hand.get(f"{split_of[x.name]}/{x.name}") for x in capture.images]
         pairs = list(zip(capture.images, found, strict=True))
         if missing := [image.name for image, there in pairs if there is None]:
-            raise SceneError(f"which image is {printable(missing[0])} is not clear")
+            raise SceneError(f"no image of it is certainly {printable(missing[0])}")
         images = [_of_file(*pair) for pair in pairs]
     except (UserError, OSError) as error:
         return (
             capture,
             None,
-            f"images are named as in the run, without folders, as the scene's are not at hand: {error}",
+            f"images are named as in the run, without folders, for the scene's images cannot be used: {error}",
         )
     names = {image.name: there.name for image, there in pairs}
     splits = {split: [names[name] for name in listed] for split, listed in capture.splits.items()}
@@ -78,7 +78,7 @@ def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Cap
     if any(image.mask for image in images):
         about_masks = "; masks are named in transforms.json, the other formats have none"
         if scene.white_ignores or not all(image.mask for image in images):
-            about_masks = "; without masks: a transforms.json has them for all images or none, and black is ignored"
+            about_masks = "; masks are left out: transforms.json needs one for every image, with black ignored"
             images = [replace(image, mask=None) for image in images]
     capture = replace(capture, images=images, splits=splits)
     if scene.points is None:

@@ -40,7 +40,7 @@ class Scale(msgspec.Struct, forbid_unknown_fields=True):
                 f"two points {distance:g} units apart cannot be {meters:g} m apart; give x y z of one, of another, and "
                 "their distance in meters"
             )
-        METERS.check("meters per unit, the distance in meters over that in units,", meters / distance)
+        METERS.check("meters per unit (meters divided by units)", meters / distance)
         return cls(meters / distance, measured)
 
 

@@ -64,7 +64,7 @@ class Output:
         elif ending in known:
             if formats and ending not in formats:
                 asked = ",".join(formats)
-                raise UserError(f"--out {printable(self.stem)} is none of --formats {asked}; leave out one of them")
+                raise UserError(f"--out {printable(self.stem)} does not match --formats {asked}; leave out one of them")
             self.formats, self.stem = formats or (ending,), self.stem.with_suffix("")
         elif ending.isalpha():
             raise UserError(f"--out {printable(self.stem)}: cannot write .{ending}, only {', '.join(known)}")

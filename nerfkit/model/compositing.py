@@ -17,7 +17,7 @@ class Rendering(NamedTuple):
 
     color: Tensor  # [R, 3] in [0, 1]
     opacity: Tensor  # [R] in [0, 1]
-    depth: Tensor  # [R] expected termination distance [scene units]; 0 where the opacity is 0
+    depth: Tensor  # [R] expected termination distance [model units]; 0 where the opacity is 0
     weights: Tensor | None = None  # [N] rendering weight of each sample
     samples: Samples | None = None  # that were composited
     median_depth: Tensor | None = None  # [R] where the transmittance falls to 0.5, if that is all there is of samples

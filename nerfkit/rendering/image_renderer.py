@@ -67,7 +67,7 @@ class ImageRenderer:
     @torch.no_grad()
     def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
         """Images of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
-        and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where the opacity is 0; for "median_depth",
+        and, for "depth", depth_ray and depth_z [H, W] in model units; 0 where the opacity is 0; for "median_depth",
         depth_median_ray and depth_median_z, where the transmittance falls to 0.5; 0 where it does not; samples [H, W]
         is how many samples each ray has."""
         unknown = [name for name in outputs if name not in OUTPUTS]

@@ -213,7 +213,7 @@ def aligned(
     used. Source: BARF (arXiv:2104.06405), section 4: test-time photometric pose optimization.
     """
     device, unit = cameras.focal.device, radius_of(config.data.box)
-    scale = torch.tensor([1.0] * 3 + [unit] * 3, device=device)  # of a move, in radians and scene units
+    scale = torch.tensor([1.0] * 3 + [unit] * 3, device=device)  # of a move, in radians and model units
     width, _ = cameras.size(view)
     colors = truth.flatten(0, 1)
     pixels = torch.arange(len(colors)) if counts is None else counts.flatten().nonzero()[:, 0]  # [P] row by row

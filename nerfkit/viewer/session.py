@@ -191,7 +191,7 @@ class Session:
             name = scene.names[view] if scene.names else view
             lines = [
                 f"{'{}x{}'.format(*self._shown)}, {len(self._times)} in the last second",
-                f"nearest training view: {name}, {away:.3g} scene units and {angle:.1f} degrees away",
+                f"nearest training view: {name}, {away:.3g} model units and {angle:.1f} degrees away",
             ]
         if drawing := self.state.engine.progress(self.client.client_id):
             lines.append(f"{'{}x{}'.format(*drawing[0])} is drawn: {drawing[1]:.0%}")
@@ -225,7 +225,7 @@ class Session:
             return
         place = here.matrix[:, 3] - here.matrix[:, 2] * depth
         place = place if scene.transform is None else scene.transform.to_input(place)
-        text = f"clicked: {scene.in_files(depth):.4g} scene units deep, at {vector_text(place)}"
+        text = f"clicked: {scene.in_files(depth):.4g} model units deep, at {vector_text(place)}"
         self.picked = [*self.picked[-1:], place]
         if len(self.picked) == 2:
             text += f", {math.dist(*self.picked):.4g} from the place clicked before"
@@ -237,7 +237,10 @@ class Session:
             raise UserError("click two places first, and give their distance in meters, which is above 0")
         known = Scale.of((*map(float, self.picked[0]), *map(float, self.picked[1]), meters))
         keep(self.state.scene.folder, known)
-        self.tell("Scale kept", f"A scene unit is {known.meters_per_unit:.4g} m. Exports are in meters from now on.")
+        self.tell(
+            "Scale kept",
+            f"A unit of the scene's files is {known.meters_per_unit:.4g} m. Exports are in meters from now on.",
+        )
 
     def tell(self, title: str, text: str) -> None:
         self.client.add_notification(title, text, auto_close_seconds=10.0)

@@ -93,5 +93,5 @@ def _distortion(lens: Lens) -> str | None:
     if ratio <= (PINCUSHION if lens.is_flat else PINCUSHION_FISHEYE):
         return None
     values = ", ".join(f"{name} {value:.4g}" for name, value in lens.named().items() if name[0] not in "fc" and value)
-    what = f"{values} of {lens.model} draw the corners {ratio:.2f} times as far out as they were without"
+    what = f"{values} of {lens.model} move the corners {ratio:.2f} times as far out"
     return f"{what}: no lens does; find the poses again, or correct the coefficients"

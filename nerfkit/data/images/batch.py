@@ -87,7 +87,7 @@ class Batch(NamedTuple):
     background: Tensor  # [R, 3] color behind the scene, in [0, 1]
     jitter: Tensor  # [R] in [0, 1], shift of the ray's samples in steps
     progress: Tensor | None = None  # [] share of the training that is done, 0 to 1
-    depth: Tensor | None = None  # [R, 2] distance along the ray [scene units], weight
+    depth: Tensor | None = None  # [R, 2] distance along the ray [model units], weight
     place: Tensor | None = None  # [R, 2] of each pixel in its image, down and across, in [0, 1)
 
     @property

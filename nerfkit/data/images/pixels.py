@@ -69,7 +69,7 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
             raise SceneError(f"image {printable(path)} has another size now than a moment ago, when it was looked at")
         _decode(image, path)
         if mode == "RGB" and image.has_transparency_data and _levels(image, True).getextrema()[0] < OPAQUE:
-            what = f"image {printable(path)} is transparent in places, where others are opaque"
+            what = f"image {printable(path)} is partly transparent, others are not"
             raise SceneError(f"{what}; save all of them without alpha")
         image = _eight_bits(image, header.bits)
         if header.turn != 1:

@@ -148,8 +148,8 @@ def _llff_camera(row: np.ndarray, where: str) -> tuple[np.ndarray, Lens, tuple[f
     lens = lens_at(f"{where}: {columns}", "SIMPLE_PINHOLE", params, whole(width), whole(height))
     near, far = row[15:].tolist()
     if not 0 <= near < far:
-        wanted = "the nearest depth, at least 0, and the farthest, above it"
-        raise SceneError(f"{where}: columns 15 and 16 are {wanted}, got {near:.6g} and {far:.6g}")
+        wanted = "the nearest depth (0 or more) and a larger farthest depth"
+        raise SceneError(f"{where}: the last two columns must be {wanted}, got {near:.6g} and {far:.6g}")
     return pose, lens, (near, far)
 
 
@@ -161,7 +161,7 @@ def _of_projection(projection: np.ndarray, where: str) -> tuple[np.ndarray, np.n
         raise SceneError(f"{where} is no projection: its columns depend on each other")
     k, rotation = r.T[::-1, ::-1] * signs / abs(r[0, 0]), q.T[::-1] * signs[:, None]
     if abs(k[0, 1]) > SKEW * k[0, 0] or k[0, 0] < FOCAL:
-        raise SceneError(f"{where} is K [R | t] of no camera: focal length {k[0, 0]:.4g} pixels, skew {k[0, 1]:.4g}")
+        raise SceneError(f"{where} fits no real camera: focal length {k[0, 0]:.4g} pixels, skew {k[0, 1]:.4g}")
     rotation *= np.sign(np.linalg.det(rotation))
     center = -np.linalg.solve(projection[:, :3], projection[:, 3])
     return k[[0, 1, 0, 1], [0, 1, 2, 2]], np.column_stack([rotation.T, center])

@@ -215,4 +215,7 @@ def mask_diagnostics(shares: Sequence[float], n_outlines: int, white_ignores: bo
     if n_outlines >= AROUND * len(shares):
         return [f"{what}, all around an object: train with {CUT_OUT}, or there will be fog where they ignore"]
     color, opposite = ("white", "black") if white_ignores else ("black", "white")
-    return [f"{what}, the {color} ones; is {opposite} meant? To cut an object out, train with {CUT_OUT}"]
+    return [
+        f"{what}, the {color} ones; if {opposite} ones should be, invert the masks. To cut an object out, train with "
+        f"{CUT_OUT}"
+    ]

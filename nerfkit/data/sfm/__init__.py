@@ -154,18 +154,18 @@ def _solve(images: Path, found: list[Photo], is_video: bool, sparse: Path, repor
     model = largest_model(images, found, is_video, sparse.parent, report)
     registered = {image.name for image in model.images.values() if image.has_pose} if model else set()
     missing = [photo.name for photo in found if photo.name not in registered]
-    summary = f"registered {len(registered)} of {len(found)} photos"
+    summary = f"{len(registered)} of {len(found)} photos got a pose"
     if 2 * len(registered) < len(found):
         reader = f"--ImageReader.single_camera {int(len({(photo.lens, photo.is_panorama) for photo in found}) == 1)}"
         reader += " --ImageReader.camera_model EQUIRECTANGULAR" * all(photo.is_panorama for photo in found)
         raise SceneError(
-            f"{summary} in {printable(images)}, fewer than half; without a pose ({first_of(missing, LISTED)}). Take "
+            f"{printable(images)}: {summary}, fewer than half; none for {first_of(missing, LISTED)}. Take "
             "more, sharp and with two thirds of overlap, remove those that show something else, or try COLMAP itself:\n"
             + _by_hand(sparse.parent.parent, images, is_video, reader)
         )
     report(f"{summary}, {model.num_points3D()} points, {model.compute_mean_reprojection_error():.2f} px")
     if missing:
-        report(f"without a pose ({first_of(missing, LISTED)})")
+        report(f"no pose for {first_of(missing, LISTED)}")
     (sparse / "0").mkdir()
     model.write(sparse / "0")
 

@@ -88,7 +88,7 @@ def warn_of_run(lines: list[dict[str, Any]]) -> None:
     held_back, drawn = (checks[-1][key] if checks else 0.0 for key in (HELD_BACK_PSNR, DRAWN_PSNR))
     if drawn - held_back > MUCH_WORSE and held_back < USELESS:
         warnings.warn(
-            f"before they were drawn, two training views had a PSNR of at most {held_back:.1f} dB, drawn ones at least "
+            f"two training views had a PSNR of at most {held_back:.1f} dB while they were held back, others at least "
             f"{drawn:.1f} dB: there is fog before the cameras, or poses are wrong, and other views will look wrong; "
             "train again with another --seed or a larger --sampling.near",
             stacklevel=2,

@@ -87,14 +87,14 @@ class ViewAdjustments(nn.Module):
 
     @torch.no_grad()
     def stats(self) -> dict[str, float]:
-        """How far cameras were moved, as roots of mean squares: degrees, and scene units."""
+        """How far cameras were moved, as roots of mean squares: degrees, and model units."""
         if self.poses is None:
             return {}
         turned, shifted = (x.square().sum(-1).mean().sqrt().item() for x in self._moves().split(3, -1))
         return {"cameras_turned": math.degrees(turned), "cameras_shifted": shifted}
 
     def _moves(self) -> Tensor:
-        """Axis-angle [radians] and translation [scene units] of each view, [V, 6]."""
+        """Axis-angle [radians] and translation [model units] of each view, [V, 6]."""
         scale = torch.cat([self.poses.new_ones(3), self.poses.new_full((3,), self.unit)])
         return centered(self.poses) * scale
 

@@ -161,7 +161,7 @@ def read_model(folder: Path) -> Model:
             raise SceneError(f"{where}: its id {record.id} or its name is there twice; leave out one of the images")
         if record.camera_id not in lenses:
             known = ", ".join(map(str, sorted(lenses)[:5])) or "none"
-            raise SceneError(f"{where} has camera id {record.camera_id}; there is {known}")
+            raise SceneError(f"{where} has camera id {record.camera_id}; known: {known}")
         seen |= {record.id, path}
     records.sort(key=lambda record: record.name)
     images = [

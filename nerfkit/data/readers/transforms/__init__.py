@@ -304,7 +304,7 @@ def _splits(content: dict[str, Any], file: Path, frames: list[_Frame]) -> dict[s
                 raise SceneError(f"{both}; an image can be of one split only")
     if of_frames := {frame.name: frame.split for frame in frames if frame.split}:
         if splits:
-            raise SceneError(f"{printable(file)}: keys of frames say their splits, and lists of names; leave out one")
+            raise SceneError(f"{printable(file)}: splits are given twice, in frames and in lists; leave out one")
         split_of, splits = of_frames, {split: [] for split in cameras_json.SPLITS if split in of_frames.values()}
     for name, split in sorted(split_of.items()):
         splits[split].append(name)

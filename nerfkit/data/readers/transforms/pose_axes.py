@@ -11,7 +11,7 @@ from nerfkit.data.capture import Note, Points, PosedImage
 from nerfkit.data.scene_transform.rig import Rig, measure, seen_by
 from nerfkit.errors import SceneError
 
-ADVICE = "if these are their axes, negate columns 1 and 2 of every transform_matrix"
+ADVICE = "if they are, flip the signs of the second and the third column of every transform_matrix"
 FEWEST = 8  # cameras, or points, of which anything is said
 SPREAD = 0.1  # least eigenvalue of mean(1 - d d^T) of viewing directions d that meet
 NEAR_FOCUS = 0.3  # of the axes from their common point, by the cameras' distance
@@ -35,7 +35,7 @@ def axes_diagnostics(
         seen = sum(len(seen_by(some, pose, lens)) for pose, lens in probes)
         turned = sum(len(seen_by(some, pose * TO_OPENCV, lens)) for pose, lens in probes)
         if turned > MORE * seen and turned >= FEWEST:
-            cause = f"{turned} of the sparse points projected lie in the images if they are, {seen} as they stand"
+            cause = f"{turned} of the sparse points projected lie in the images if they are, {seen} as they are read"
             raise SceneError(f"{where}: {opencv}: {cause}; {ADVICE}, or give points of the same frame")
         if seen > turned:
             return []

@@ -45,7 +45,7 @@ def check_writable(capture: Capture) -> list[dict[str, Any]]:
         raise SceneError(f"{where} has no images to write")
     without = [image.name for image in images if image.mask is None]
     if len(without) < len(images) and capture.white_ignores:
-        raise SceneError(f"{where}: white pixels of its masks are ignored, in the format black ones; invert the masks")
+        raise SceneError(f"{where}: its masks ignore white, this format ignores black; invert the masks")
     if 0 < len(without) < len(images):
         raise SceneError(f"image {printable(without[0])} has no mask, but others have; the format needs all or none")
     if unknown := capture.splits.keys() - set(SPLITS):
