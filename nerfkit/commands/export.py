@@ -170,7 +170,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
             shape = texture.unwrapped(shape)
             shape, share = texture.painted(shape, size, views, images, grid.cell)
             more["share_of_texture_from_images"] = share if images is not None else 0.0
-        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_over_holes": n_filled}
+        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), "faces_in_holes": n_filled}
         counts |= {"small_parts": n_small + n_shreds, "unseen_faces": n_unseen}
         content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)
         thresholds = {

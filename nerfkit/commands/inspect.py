@@ -114,7 +114,7 @@ def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
         wanted = math.log2(sum(lens.width * lens.height for lens in lenses) / n_rays) / 2
         most = math.log2(min(min(lens.width, lens.height) for lens in lenses) / LEAST_SIDE)
         downscale = 2.0 ** max(0, min(round(wanted), math.floor(most)))
-    smaller = f", with images of 1/{downscale:g} of their size" * (downscale != 1)
+    smaller = f", with images 1/{downscale:g} as wide" * (downscale != 1)
     if inspection.n_outlines == len(inspection.there):
         data = replace(data, masks="alpha")
     return [

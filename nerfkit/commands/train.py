@@ -261,6 +261,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     to_last = " on" if settings.steps == UNLIMITED else f" to {trainer.last_step}"
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
     beyond = f", and contracted outside of it, to a distance of {sampling.far:.4g}" * (sampling.kind == "contracted")
+    apart = f"samples {sampling.step_size:g} apart{', more far away' * (sampling.kind == 'contracted')}"
     has_light = data.appearance == "affine"
     learned = ["its light"] * has_light + ["its pose"] * data.pose_optimization
     because = ", as light changes from image to image" * (has_light and "data.appearance" in config.decisions)
@@ -270,7 +271,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
         ("format", scene.format),
         *(("warning:" if note.kind == "warning" else "note", note.text) for note in (*scene.notes, *frame_notes)),
         ("images", f"{trainer.views.source.description}; background: {data.background}"),
-        ("space", f"the box {corner_text(np.reshape(data.box, (2, 3)))}{beyond}; samples {sampling.step_size:g} apart"),
+        ("space", f"the box {corner_text(np.reshape(data.box, (2, 3)))}{beyond}; {apart}"),
         ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters"),
         *[("views", f"each training view learns {' and '.join(learned)}{because}")] * bool(learned),
         (
@@ -288,7 +289,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     rows.append(("device", f"{trainer.device}{how_it_runs(trainer)}"))
     if config.eval.after_training and config.eval.split not in scene.views:
         rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
-    return [*rows, ("run", f"{folder} (all values that were chosen are in {folder / SETUP})")]
+    return [*rows, ("run", f"{folder} (what was decided, and why: {folder / SETUP})")]
 
 
 def in_lines(rows: list[tuple[str, str]]) -> str:

@@ -69,7 +69,7 @@ class DataConfig:
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None
-    # box to reconstruct: lowest and highest corner, in the coordinates of the scene's files
+    # box to reconstruct: lowest and highest corner, in the coordinates of the scene's files; auto: in model units
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
     # affine: exposure and white balance learned for each training image
     appearance: auto("data.appearance", Literal["none", "affine"]) = None
@@ -97,7 +97,7 @@ class ModelConfig:
 
 @dataclass
 class SamplingConfig:
-    """Where samples are put along a ray. Most cameras of a place are about one model unit from its middle."""
+    """Where samples are put along a ray. A model unit is the radius of the scene: docs/how_it_works.md."""
 
     # space that is reconstructed; box: the inside of data.box; contracted: also its surroundings
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None
@@ -109,7 +109,7 @@ class SamplingConfig:
     far: auto("sampling.far", float, 0, 1e30) = None  # distance from the camera where samples end [model units]
     # cells per side of the grid that tells where space is occupied
     occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None
-    alpha_threshold: auto("sampling.alpha_threshold", float, 0, 1) = None  # opacity below which a sample is skipped
+    alpha_threshold: auto("sampling.alpha_threshold", float, 0, 1) = None  # largest opacity of a sample that is skipped
 
 
 @dataclass
@@ -122,7 +122,7 @@ class TrainerConfig:
     samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None
     # optimiser; lazy_adam: Adam that leaves out parameters without a gradient
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None
-    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # learning rate after the first 100 steps
+    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # learning rate from which it falls
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # learning rate at the end
     # in each step the feature grid is multiplied by 1 - weight_decay x learning rate
     weight_decay: auto("trainer.weight_decay", float, 0, 10) = None

@@ -83,10 +83,10 @@ ALL_SIDES = Condition(
 )  # fmt: skip
 UNBOUNDED_PLACE = Condition(CONTRACTED, "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("the scene is an object", "scene", lambda facts: facts.cells is not None)
-FRAMED = Condition("the scene has one", "scene", lambda facts: facts.transform is not None)
+FRAMED = Condition("there is a scene", "scene", lambda facts: facts.transform is not None)
 # An object's far end, in unbounded space, is not that of its box.
 ENDS_THERE = Condition(
-    "the scene has one", "scene",
+    "there is a scene", "scene",
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.transform.kind == "object"),
 )  # fmt: skip
 TIMED = Condition("you give a trainer.max_seconds", "time", lambda facts: bool(facts.config.trainer.max_seconds))
@@ -120,9 +120,9 @@ BASE: Recipe = {
         (DEFAULT_BOX, OTHERWISE),
     ),
     "data.appearance": (("affine", CHANGING_LIGHT), ("none", OTHERWISE)),
-    "sampling.near": ((Found("that of the scene", lambda facts: facts.transform.near), FRAMED), (0.0, OTHERWISE)),
+    "sampling.near": ((Found("found from the scene", lambda facts: facts.transform.near), FRAMED), (0.0, OTHERWISE)),
     "sampling.far": (
-        (Found("that of the scene", lambda facts: min(facts.transform.far, FARTHEST)), ENDS_THERE),
+        (Found("found from the scene", lambda facts: min(facts.transform.far, FARTHEST)), ENDS_THERE),
         (Found(f"{FAR_RADII:g} times half the side of data.box", lambda facts: FAR_RADII * facts.radius), UNBOUNDED),
         (FARTHEST, OTHERWISE),
     ),
@@ -160,7 +160,7 @@ FIELD: Recipe = BASE | {
     "sampling.kind": (("box", AN_OBJECT), ("contracted", A_PLACE)),
     "model.max_resolution": (
         (512, SMALL), (4096, UNBOUNDED),
-        (Found(f"{CELLS_A_PIXEL:g} times the pixels across the object", lambda facts: facts.cells), ITS_PIXELS),
+        (Found(f"{CELLS_A_PIXEL:g} times the pixels across the box", lambda facts: facts.cells), ITS_PIXELS),
         (2048, OTHERWISE),
     ),
     "model.features_per_level": ((4, SMALL), (4, UNBOUNDED), (2, OTHERWISE)),

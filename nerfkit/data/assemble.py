@@ -26,6 +26,7 @@ from nerfkit.errors import SceneError
 from nerfkit.safe_io import first_of, nearest, printable
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
+TRAIN_TEST = ("train", "test")
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
 CUT_OUT = "data.masks is alpha: masked pixels are transparent"
 MAX_TRAINED_SIDE = 2**16  # pixels of a side after data.downscale
@@ -162,9 +163,10 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
     missing = f"{n_missing} more listed, but missing or broken (nerfkit inspect names them)"
     missing = missing if n_missing else "No image is missing"
     train, test = (counts.get(split, 0) or "none" for split in ("train", "test"))
+    others = "".join(f", {n} in the split {printable(name)}" for name, n in counts.items() if name not in TRAIN_TEST)
     return (
         f"{name}: {len(lenses)} {what} of {sizes} from {of_lenses}, {TAKEN[kind]}.",
-        f"{missing}; {train} to train on, {test} held out for scoring.",
+        f"{missing}; {train} to train on, {test} held out for scoring{others}.",
     )
 
 

@@ -75,7 +75,7 @@ class Views:
 
     def load(self, progress_bar: bool = False, with_depth: bool = False, may_be_masked: bool = False) -> ImagePool:
         """All images, resized to their cameras' sizes by area, which of their pixels do not count, and how far they see
-        if that is wanted. Raises SceneError if masks leave nothing of any, unless that `may_be`."""
+        if that is wanted. Raises SceneError if masks leave no pixel at all, unless `may_be_masked`."""
         sizes = self.cameras.sizes()
         decoding = self._bytes_to_decode(sizes)
         n_threads = threads_to_decode(decoding, min(MAX_THREADS, len(self.files)), self.bytes(with_depth))
@@ -162,7 +162,7 @@ class Scene:
 
     @property
     def is_place(self) -> bool:
-        """Whether what was photographed surrounds the object, or there is none."""
+        """Whether it is a place and no object."""
         return self.transform is not None and self.transform.kind != "object"
 
     def split(self, name: str) -> Views:
@@ -227,5 +227,5 @@ class Scene:
         cameras = self.views["train"].cameras
         lowest, highest = torch.tensor(box).view(2, 3)
         distance = torch.linalg.vector_norm(cameras.positions - (lowest + highest) / 2, dim=-1)  # [V]
-        pixels = cameras.focal.mean(-1) / distance.clamp(min=1e-6)  # [V] of a scene unit
+        pixels = cameras.focal.mean(-1) / distance.clamp(min=1e-6)  # [V] of a model unit
         return (pixels.median() * (highest - lowest).max()).item()

@@ -64,7 +64,7 @@ def with_files(capture: Capture, run: Run, is_in_files_world: bool) -> tuple[Cap
         found = [at_hand.get(x.name) or at_hand.get(f"{split_of[x.name]}/{x.name}") for x in capture.images]
         pairs = list(zip(capture.images, found, strict=True))
         if missing := [image.name for image, there in pairs if there is None]:
-            raise SceneError(f"no image of it is certainly {printable(missing[0])}")
+            raise SceneError(f"none of them matches {printable(missing[0])} alone")
         images = [_of_file(*pair) for pair in pairs]
     except (UserError, OSError) as error:
         return (

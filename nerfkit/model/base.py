@@ -26,14 +26,14 @@ class Model(nn.Module):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
 
     Only `forward` is required. With a sampler as `self.sampler`, such as that of `nerfkit.build_sampler`, the other
-    methods but `density` use it. Its methods run on the backends that `config.ops` names, in whatever thread; where
-    that says auto, on those chosen around them.
+    methods but `density` use it. Its methods run on the backends that `config.ops` names, in any thread; ops left at
+    auto, on those of the caller.
     """
 
     recipe: ClassVar[Recipe] = BASE  # what options are that are left as auto: see `nerfkit.config.recipe`
     Options: type | None = None  # dataclass of the model's own options, as `self.options`; given as model.options
-    # The ops of nerfkit that a module calls itself, of the model and of each module in it. Where all modules say it and
-    # all of these ops are fused, a step is a CUDA graph: () promises static shapes, and that no value is waited for.
+    # The ops of nerfkit that this module itself calls. If every module of the model lists its own, and all are fused, a
+    # step is a CUDA graph; () promises static shapes, and that no value is waited for.
     ops: tuple[str, ...] | None = None
     progress = 0.0  # share of the training's schedule that is done
     is_one_kernel = False  # `render` needs no memory but for rays and pixels
@@ -64,11 +64,11 @@ class Model(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def render(self, rays: Rays, background: Tensor) -> Rendering:
-        """The same for an image, without gradients: there may be no weights and samples, but then a median depth."""
+        """As `forward`, for images: no gradients; weights and samples may be None if there is a median depth."""
         return self(rays, background)
 
     def density(self, positions: Tensor) -> Tensor:
-        """Density [N] per scene unit at world positions [N, 3]: for occupancy, normals and exports."""
+        """Density [N] per model unit at model positions [N, 3]: for occupancy, normals and exports."""
         raise NotImplementedError(f"{type(self).__name__} has no density")
 
     def normals(self, positions: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class Renderer(Model):
         return RayAggregator(channels) if config.model.aggregator else None
 
     def build_decoder(self, config: Config, channels: int, context: tuple[int, ...]) -> torch.nn.Module:
-        """The networks for density and color, which sees `context`, widths of encoded features and state."""
+        """The networks of density and color. `context`: widths of encoded features and state, which color sees."""
         return Decoder(config.model, channels, context)
 
     def forward(
@@ -97,7 +97,7 @@ class Renderer(Model):
         return resolve("render_rays", str(device), chosen, self._why_no_frame(device)).backend == "cuda"
 
     def render(self, rays: Rays, background: Tensor) -> Rendering:
-        """Color, opacity, mean and median depth of rays, in one kernel where the GPU's takes the model."""
+        """As `forward`; where the GPU's one kernel takes the model, with a median depth and without samples."""
         if torch.is_grad_enabled() or not self.is_one_kernel:
             return self(rays, background)
         color, opacity, depth, median = render_rays(*rays[:2], background=background, **self._arguments(torch.float16))
@@ -141,7 +141,7 @@ class Renderer(Model):
         return why_no_frame(device, dtype, n_features, self.grid.n_features, net[1], taps)
 
     def density(self, positions: Tensor) -> Tensor:
-        """Density [N] per scene unit at world positions [N, 3]."""
+        """Density [N] per model unit at model positions [N, 3]."""
         with self.autocast(positions.device):
             return self.decoder.density(self.grid(positions))[0]
 

@@ -210,9 +210,9 @@ class ContractedSampler(OccupancySampler):
         r"""Scale gradients by :math:`\min(1, t / d)^2` while a training begins.
 
         t is a sample's distance from its camera, and d falls from a radius to 0. What is close to a camera is hit by so
-        many of its rays that it learns faster than the scene behind: a fog before each camera, which explains its image
-        and no other, is there first and stays. Source: J. Philip and V. Deschaintre, "Floaters No More"
-        (arXiv:2305.02756), where it lasts.
+        many of its rays that it learns faster than the scene behind: otherwise a fog before each camera, which explains
+        its image and no other, comes first and stays. Source: J. Philip and V. Deschaintre, "Floaters No More"
+        (arXiv:2305.02756), who scale to the end.
         """
         if not density.requires_grad:
             return

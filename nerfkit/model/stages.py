@@ -104,7 +104,7 @@ class Decoder(nn.Module):
         return next(filter(None, reasons), None)
 
     def density(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Density [N] per scene unit and geometry features [N, E] of features [N, C]."""
+        """Density [N] per model unit and geometry features [N, E] of features [N, C]."""
         log_density, geometry_features = self.log_density(features)
         return torch.exp(log_density.clamp(max=MAX_LOG_DENSITY)), geometry_features
 

@@ -2,8 +2,8 @@
 """The ops: one file each, with contract, PyTorch definition and public function.
 
 Letters used throughout: R rays, N packed samples, S samples per ray, B batch, C channels, F features per level,
-L levels, H state, I input; ``t`` a distance along a ray. Errors about row pointers are those of a CPU: on a GPU, where
-a check would synchronize, that they fit is a precondition.
+L levels, H state, I input; ``t`` a distance along a ray. Row pointers are checked on a CPU alone; on a GPU, where
+a check would synchronize, they have to be right.
 """
 
 from nerfkit.ops.compact_samples import compact_samples

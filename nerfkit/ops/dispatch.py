@@ -67,7 +67,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     """Backend that runs `op` on tensors of `device` ("cpu", "cuda", ...) under `choice`.
 
     `unfit` is why the fused backend's kernel does not support the call, None if it does.
-    Raises BackendError if `choice` names a backend that was not built, or runs neither on this device nor this call.
+    Raises BackendError if `choice` names a backend that was not built, or cannot run on this device or this call.
     """
     _checked({op: choice})
     if choice == "torch":
@@ -78,7 +78,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
         return Resolved("torch", f"no fused backend for {kind} tensors")
     why_not, advice = None, "use --ops.backend auto"
     if wanted == "cpp" and op in GPU_ONLY:
-        why_not = "is not needed: on a CPU it is made of other ops"
+        why_not = "has no such op: on a CPU others are chained"
         advice = f"leave out --ops.overrides {op} cpp"
     elif (op, wanted) not in _implementations:
         why_not = f"is not built here, only {', '.join(available(op))} ({native.missing_hint(wanted)})"

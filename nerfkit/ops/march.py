@@ -43,8 +43,8 @@ def march(
         [T_k + jitter_r (T_{k+1} - T_k),\; T_{k+1} + jitter_r (T_{k+2} - T_{k+1})], \qquad k = 0 .. L-3,
 
     where the next one begins. It is a sample if the contracted position of its middle, c, is in a cell that is set:
-    :math:`\lfloor (c + 2) / 4 \cdot (X, Y, Z) \rfloor`. A ray of zero direction, or with a number in origin or
-    direction that is not finite, has no samples; nor has a middle that is more than 2^100 half sides away.
+    :math:`\lfloor (c + 2) / 4 \cdot (X, Y, Z) \rfloor`. A ray with zero direction, or with a number that is
+    not finite, has no samples; an interval whose middle is over 2^100 half sides away is none.
 
     Args:
         origins: [R, 3]; directions: [R, 3] of unit length.

@@ -53,7 +53,8 @@ def render_rays(
         c_i = sigmoid(color\_net(g_i,\; spherical\_harmonics(direction),\; e_i,\; h_i))
 
     and `composite` of :math:`\sigma_i` and :math:`c_i` gives color, opacity and depth; median depth is where the
-    transmittance falls to 1/2. A stage without weights is not there: :math:`e = f` goes to the LLTM, not to color_net.
+    transmittance falls to 1/2. Without a convolution the LLTM reads :math:`f`, and color_net no :math:`e`; without an
+    LLTM, no :math:`h`.
 
     Args:
         origins, directions, occupancy, box, step, near, far, t_edges: as of `march`.

@@ -137,7 +137,7 @@ def along(poses: Tensor, u: Tensor, closed: bool) -> Tensor:
 
 
 def around(poses: Tensor, u: Tensor, closed: bool) -> Tensor:
-    """The same as `along`, but where all poses look at one point, between any two the way to it is between theirs."""
+    """As `along`; but if all poses look at one point, the distance to it changes smoothly between them."""
     target = looked_at(poses)
     if target is None:
         return along(poses, u, closed)

@@ -52,7 +52,7 @@ class Trainer:
         cameras: V of them; None: the training views of the scene, or of that in config.data.path.
         images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.images.batch.ImagePool` of any sizes; with alpha they are
             trained over data.background. None: those of the scene's training views.
-        scene: of the cameras and images; without one nothing is known of it, as of an object in the default box.
+        scene: that of cameras and images; None: they show an object in config.data.box or the default box.
         model: what is trained, or its class; None: that of config.model.kind.
         loss_fn: a Rendering and its Batch -> data terms of the loss by name, scalars, which are added to what the
             options ask for besides, such as trainer.distortion; None: trainer.loss, else the squared error.
@@ -210,7 +210,7 @@ class Trainer:
         progress_bar: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Train to the end, or until `should_stop`, which returns False; with a folder, log and save there."""
+        """Train to the end (True) or until `should_stop()` (False); with a folder, log and save there."""
         self._should_stop = should_stop
         if folder is None:
             return self._train(None, progress_bar)
@@ -318,7 +318,7 @@ class Trainer:
         }  # fmt: skip
 
     def save(self, folder: RunFolder | str | Path) -> None:
-        """Write a checkpoint, unless a parameter or the loss is not finite: a good one is never replaced by a bad one.
+        """Write a checkpoint; TrainingError if a parameter or the loss is not finite: no good one is replaced by a bad.
 
         A path becomes a run folder that `nerfkit.load_run` loads; one that holds another run raises RunError.
         """

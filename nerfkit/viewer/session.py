@@ -191,7 +191,7 @@ class Session:
             name = scene.names[view] if scene.names else view
             lines = [
                 f"{'{}x{}'.format(*self._shown)}, {len(self._times)} in the last second",
-                f"nearest training view: {name}, {away:.3g} model units and {angle:.1f} degrees away",
+                f"nearest training view: {name}, {away:.3g} units of the files and {angle:.1f} degrees away",
             ]
         if drawing := self.state.engine.progress(self.client.client_id):
             lines.append(f"{'{}x{}'.format(*drawing[0])} is drawn: {drawing[1]:.0%}")
@@ -225,7 +225,7 @@ class Session:
             return
         place = here.matrix[:, 3] - here.matrix[:, 2] * depth
         place = place if scene.transform is None else scene.transform.to_input(place)
-        text = f"clicked: {scene.in_files(depth):.4g} model units deep, at {vector_text(place)}"
+        text = f"clicked: {scene.in_files(depth):.4g} units of the files deep, at {vector_text(place)}"
         self.picked = [*self.picked[-1:], place]
         if len(self.picked) == 2:
             text += f", {math.dist(*self.picked):.4g} from the place clicked before"

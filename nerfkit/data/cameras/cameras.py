@@ -128,8 +128,8 @@ class Cameras:
         return replace(_each_tensor(self, lambda tensor: tensor.to(device)), table=table)
 
     def pinhole(self) -> Cameras:
-        """The same cameras without distortion; of lenses that may see beyond 90 degrees from their axis, some of 90
-        degrees across at most."""
+        """The same cameras without distortion; in place of lenses that may see beyond 90 degrees from their axis,
+        pinholes of 90 degrees across at most."""
         least = [lens.is_wide * max(lens.width, lens.height) / 2 for lens in self.lenses]
         focal = self.focal.maximum(self.focal.new_tensor(least)[:, None]) if any(least) else self.focal
         return replace(self, focal=focal, lenses=(), table=None)

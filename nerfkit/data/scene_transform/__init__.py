@@ -144,9 +144,11 @@ def _kind(inputs: FrameInputs, has_alpha: bool) -> tuple[str, str]:
     moved = rig.focus is not None or rig.along < 0.9  # not only along parallel axes
     if rig.low_dot > FORWARD_DOT and away > FORWARD_BASELINES and moved:
         return "forward", f"{numbers}: above {FORWARD_DOT} and {FORWARD_BASELINES:g}"
-    numbers = f"what they look at is before {rig.in_front:.0%} of the cameras, its distances vary by {rig.spread:.2f}"
+    numbers = (
+        f"what they look at is in front of {rig.in_front:.0%} of the cameras, their distances vary by {rig.spread:.2f}"
+    )
     if rig.focus is not None and rig.in_front >= INWARD_SHARE and rig.spread < INWARD_SPREAD:
-        return "inward", f"{numbers} (needed: {INWARD_SHARE:.0%}, and less than {INWARD_SPREAD})"
+        return "inward", f"{numbers} (needed: {INWARD_SHARE:.0%}, below {INWARD_SPREAD})"
     return "walk-through", f"{numbers}: neither forward nor inward"
 
 

@@ -54,7 +54,7 @@ class LossError(UserError, TypeError):
 
 
 class TrainingLoss:
-    """The data term, the squared error or one of your own, and the distortion loss if the options ask for it."""
+    """The data term, the squared error or one of your own, and distortion and depth if the options ask for them."""
 
     def __init__(self, config: Config, data_term: LossFn | None = None):
         self.data_term = data_term or squared_error

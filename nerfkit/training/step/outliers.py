@@ -23,8 +23,8 @@ class Outliers(nn.Module):
     .. math:: w = \frac{1}{1 + (e / 3u)^4}
 
     What is hard to learn everywhere raises u, and still counts; what is in one image alone stays far above it, for the
-    field has what the other views see there. Around, as details have large errors on single pixels, and passers-by
-    also have small ones.
+    field has what the other views see there. Nine parts, for details err on single pixels, and passers-by have small
+    errors, as well.
 
     Source: robust weights by patches, as in RobustNeRF (arXiv:2302.00833), there of the rays of one step.
     """

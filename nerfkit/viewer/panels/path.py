@@ -193,12 +193,14 @@ class PathFiles:
 
     def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
         self.state, self.panel = state, panel
-        command = gui.add_button("Copy this view as a command", hint="From a file in the run folder")
+        command = gui.add_button("Copy this view as a command", hint="Its camera becomes a file in the run folder")
         with gui.add_folder("Files"):
             save = gui.add_button("Save path", hint="Into the run folder")
             upload = gui.add_upload_button("Upload", mime_type="application/json", hint="A path, also of nerfstudio")
             self.listed = gui.add_dropdown("Kept", (NOTHING,))
-            self.use = gui.add_button_group("", ("Load", "Download"), hint="A path into the panel; any file")
+            self.use = gui.add_button_group(
+                "", ("Load", "Download"), hint="Load: a path into the panel; Download: any file"
+            )
         self._list()
 
         def used(session: Session) -> None:

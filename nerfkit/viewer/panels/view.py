@@ -76,7 +76,7 @@ def _add_views(gui: viser.GuiApi, session: Session) -> None:
     steps = gui.add_button_group("Training view", ("Previous", "Nearest", "Next"))
     camera = gui.add_button_group(
         "Camera", ("Reset", "Level", "New up"),
-        hint="Back to where it started; upright again, where it is; dragging turns around what is upwards now",
+        hint="Reset: to the start. Level: upright, in place. New up: drag around what is up now",
     )  # fmt: skip
     mouse = gui.add_button_group("Mouse", ("Orbit", "Fly"), hint="Dragging goes around what is seen, or looks around")
     now = min(round(math.degrees(vertical_fov(session.state.scene.cameras, 0)), 1), 170.0)
