@@ -4,6 +4,7 @@ is left as a user gave it."""
 
 import math
 import re
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def test_shipped_files_are_small_differences(file: Path):
         ("[sampling]\nstep_size = 6.0\n", ("sampling.step_size", "6", "data.box", "5.19615")),
         ("[sampling]\nnear = 2.0\nfar = 1.0\n", ("sampling.near", "2", "sampling.far", "1")),
         ('out = "a\\u0000b"\n', ("out", "UTF-8", "4096", "NUL")),
+        (f"out = '{'a' * 5000}'\n", ("out", "UTF-8", "4096")),
         ("[model.options]\nwidth = [1]\n", ("model.options", "bool | int | float | str", "array")),
         ('"a\\nb" = 1\n', (r"a\nb",)),
         ("name = 'Käfer'".encode("latin-1"), ("options.toml", "UTF-8")),
@@ -117,13 +119,6 @@ def test_no_value_from_a_file_ends_in_a_traceback(name: str):
             assert name in str(error) and "\n" not in str(error)
         else:
             assert config.from_dict(to_dict(read), "again") == read
-
-
-def test_text_that_no_file_of_options_holds():
-    too_long, not_unicode = "a" * 5000, "a\udc80b"
-    for arguments in (["--out", too_long], ["--model.options", "name", not_unicode]):
-        with raises_mentioning(ConfigError, "UTF-8", "4096", arguments[0].removeprefix("--")):
-            train_options(arguments)
 
 
 def test_the_help_has_every_option_with_its_range_and_default(capsys):
@@ -224,6 +219,8 @@ def test_options_that_could_not_be_read_again_are_refused():
     options.model.options = {f"name{i}": "x" * 4000 for i in range(9)}
     with raises_mentioning(ConfigError, "model.options"):
         config.dumps(options)
+    with raises_mentioning(ConfigError, "model.options", "UTF-8"):
+        train_options(["--model.options", "name", "a\udc80b"])
 
 
 def test_the_folder_of_the_scene_comes_first(tmp_path):
@@ -331,6 +328,7 @@ def test_the_finest_cells_of_an_object_follow_from_its_pixels():
     assert finest("--data.downscale 2") == pytest.approx(1.25 * across / 2, abs=1)
     assert finest("--data.downscale 0.1") == 2048, "at most"
     assert finest("--data.downscale 40 --model.base_resolution 32") == 32, "at least"
+    assert replace(scene, views={"test": scene.split("test")}).pixels_across((0, 0, 0, 1, 1, 1)) is None
 
 
 def test_equal_steps_wait_for_the_scene_to_say_how_far(folder: Path, tmp_path: Path):
@@ -384,7 +382,8 @@ def test_decisions_are_kept_with_the_run_and_when_it_goes_on(folder: Path, tmp_p
     assert run_main(train, *SMALL, "--data.path", folder, "--out", run) == 0
     decisions = load_run(run, "cpu").config.decisions
     assert decisions["data.background"].by == "scene" and "trainer.steps" not in decisions
-    assert run_main(train, "--resume", run, "--trainer.steps", "9", "--trainer.learning_rate", "0.1") == 0
+    others = "--trainer.steps 9 --trainer.learning_rate 0.1 --trainer.save_every 5 --eval.every 3 --ops.backend torch"
+    assert run_main(train, "--resume", run, *others.split()) == 0
     after = load_run(run, "cpu").config.decisions
     assert after["data.background"] == decisions["data.background"]
     assert "trainer.learning_rate" in decisions.keys() - after.keys()

@@ -16,7 +16,7 @@ from nerfkit.model.registry import MODELS
 from nerfkit.training.run.files import read_lines
 from tests.camera_layouts import ring
 from tests.posed_captures import write_capture
-from tests.processes import call, in_processes
+from tests.processes import call
 from tests.trainers import state_of
 
 ALARM = "warning: two training views had"
@@ -102,15 +102,3 @@ def test_a_training_that_goes_on_is_as_one_that_was_not_stopped(stop: int, tmp_p
     assert all(torch.equal(state_of(second)[name], x) for name, x in state_of(whole).items())
     found = [[[line[key] for key in KEYS] for line in read_lines(tmp_path / run, *KEYS)] for run in ("whole", "parts")]
     assert found[0] == found[1] and len(found[0]) == 4
-
-
-def test_of_several_processes_the_first_looks(tmp_path: Path):
-    scene = capture(tmp_path)
-
-    def train(processes):
-        trainer = trainer_of(scene, processes=processes)
-        trainer.train(tmp_path / "run")
-        return trainer.model.colors.data
-
-    one, other = in_processes(2, tmp_path, train)
-    assert torch.equal(one, other) and [line["step"] for line in read_lines(tmp_path / "run", *KEYS)] == [3, 5, 8, 10]

@@ -2,7 +2,6 @@
 """Two processes with a GPU each, over NCCL: torchrun starts this file for one of `CASES`, whose result the first
 process writes."""
 
-import json
 import os
 import signal
 import sys
@@ -108,21 +107,6 @@ def test_a_process_that_dies_ends_the_other(config, tmp_path):
     run_case("dies", config, tmp_path, status=1)
     assert time.monotonic() - began < 90  # thirty seconds, and Python and CUDA twice
     assert load_run(tmp_path / "run", "cpu").state["step"] == 0
-
-
-def test_commands(config, tmp_path):
-    run = tmp_path / "run"
-    config.trainer.steps = 200
-    config_module.dump(config, tmp_path / "options.toml")
-    printed = torchrun("scripts/train.py", "--config", tmp_path / "options.toml", "--out", run)
-    assert "2 processes, gradients over NCCL" in printed and printed.count("trained 100 steps") == 1
-    shared = json.loads((run / "metrics.json").read_text())
-    torchrun("scripts/eval.py", run, n=1)
-    alone = json.loads((run / "metrics.json").read_text())
-    assert shared["views"] == alone["views"]
-    torchrun("scripts/render.py", run, "--cameras", "test")
-    torchrun("-m", "nerfkit", "train", "--resume", run, "--trainer.steps", 300, n=1)
-    assert load_run(run, "cpu").state["step"] == 200
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import torch
 import nerfkit
 from nerfkit.errors import ConfigError
 from nerfkit.model.registry import MODELS
-from nerfkit.training.run.folder import RunFolder, describe
 from tests.naming import raises_mentioning
 from tests.processes import call_process
 from tests.trainers import make_trainer
@@ -186,39 +185,6 @@ def test_a_trainer_leaves_the_process_alone(small_config, tmp_path, monkeypatch)
     assert trainer.step == 60 and list(tmp_path.iterdir()) == []
 
 
-def test_gradients_reach_origins_and_directions(small_config):
-    """Those of samples that stay where they are along their rays, at o + t d."""
-    torch.manual_seed(2)
-    model = nerfkit.Renderer(small_config).double()
-    model.sampler.early_stop_transmittance = 0.0
-    with torch.no_grad():
-        model.grid.table.uniform_(-1, 1)
-    rays = make_trainer(small_config).views.draw(64).rays
-    values = rays.origins.double(), rays.directions.double()
-
-    def color_of(origins, directions):
-        return model(nerfkit.Rays(origins, directions), torch.zeros(3).double())
-
-    plain = color_of(*values)
-    inside = plain.opacity > 0.1
-    assert inside.sum() > 10
-
-    def moved(rays, *_):
-        fixed = plain.samples
-        middles = ((fixed.t_starts + fixed.t_ends) / 2)[:, None]
-        return fixed._replace(positions=rays.origins[fixed.ray_index] + rays.directions[fixed.ray_index] * middles)
-
-    found, wanted = ([x.clone().requires_grad_() for x in values] for _ in range(2))
-    asked = color_of(*found)
-    assert torch.equal(plain.color, asked.color), "to ask changes nothing"
-    asked.color.sum().backward()
-    model.sampler.forward = moved
-    color_of(*wanted).color.sum().backward()
-    for x, y in zip(found, wanted, strict=True):
-        assert (x.grad[inside].abs().sum(-1) > 0).all()
-        torch.testing.assert_close(x.grad, y.grad)
-
-
 @pytest.mark.parametrize(
     "outputs, view, wrong", [(("depht",), 0, "depht"), ("rgb", 0, "['r', 'g', 'b']"), (("rgb",), 12, 12)]
 )
@@ -251,11 +217,3 @@ def test_cameras_that_are_none_and_images_that_do_not_fit_them_are_named(small_c
         cameras = nerfkit.Cameras(broken, good.focal, good.center, 26, 22)
         with raises_mentioning(nerfkit.UserError, "camera_to_world"):
             nerfkit.Trainer(small_config, cameras, trainer.views.source.pool)
-
-
-def test_a_run_saved_from_python_is_known_to_the_commands(small_config, tmp_path):
-    """With its scene given, names and splits are the scene's: resuming and scoring find it again."""
-    scene = nerfkit.load_scene(small_config.data.path)
-    make_trainer(small_config, scene=scene).save(tmp_path / "run")
-    RunFolder.existing(tmp_path / "run").check_resumable(small_config, describe(scene))
-    assert len(nerfkit.load_run(tmp_path / "run", "cpu").cameras("test")) == 2

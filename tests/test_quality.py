@@ -14,7 +14,6 @@ import torch
 from torch.nn.functional import avg_pool2d
 
 from nerfkit import config as config_module
-from nerfkit import load_run
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Rays
 from nerfkit.data.images.batch import Batch, ImagePool
@@ -29,7 +28,6 @@ from nerfkit.training import evaluator
 from nerfkit.training.run.files import METRICS
 from nerfkit.training.step.outliers import Outliers
 from nerfkit.training.trainer import Trainer
-from nerfkit.viewer.scene import ViewerScene
 from tests.naming import assert_names
 from tests.noisy_captures import capture, pixels_off, score, trained
 from tests.processes import ROOT, call
@@ -205,16 +203,6 @@ def test_commands_train_score_and_report_them(options, tmp_path, monkeypatch):
     again = call("eval", run, "--device", "cpu")
     assert f"{metrics['psnr_aligned']:.2f} dB with its pose fitted" in again
     assert "is not the scene" not in call("eval", run, "--split", "train", "--device", "cpu")
-    call("export", run, "cameras", "--formats", "transforms")
-    (exported,) = run.rglob("transforms.json")
-    frames = json.loads(exported.read_text())["frames"]
-    loaded = load_run(run, "cpu")
-    refined, given = (cameras("train").camera_to_world for cameras in (loaded.cameras, loaded.given_cameras))
-    written = torch.tensor([frame["transform_matrix"] for frame in frames])[: len(refined), :3]
-    torch.testing.assert_close(written, refined, rtol=1e-5, atol=1e-5)
-    assert (refined - given).abs().max() > 1e-4
-    subject = ViewerScene.from_run(loaded)
-    assert subject.photo is not None and torch.equal(subject.cameras.camera_to_world, refined)
 
 
 # ---- people who walk through the pictures: what one image shows and the others do not have counts less

@@ -15,7 +15,6 @@ from nerfkit.model import sampling
 from nerfkit.model.cropping import CroppedSampler
 from nerfkit.model.occupancy import BLOCK, REACHED_UPDATES
 from nerfkit.model.sampling import FIRST_PASS_SAMPLES, OccupancySampler, build_sampler
-from nerfkit.parallel import Processes
 
 SIDES = {"contracted": 1.0, "box": 10.0}  # half of data.box
 
@@ -77,6 +76,16 @@ def test_samples_fill_the_box_and_lie_in_the_middle_of_their_intervals():
     torch.testing.assert_close(samples.positions[:, 0], -0.95 + 0.1 * torch.arange(20))
     shifted = cube_sampler()(ALONG_X, thin, torch.tensor([0.3]))  # by jitter, in steps
     assert shifted.t_starts[0] == pytest.approx(2 + 0.1 * 0.3)
+
+
+def test_samples_move_with_their_ray():
+    """As o + t d, at distances that stay; to ask for gradients changes nothing."""
+    rays = Rays(*(x.clone().requires_grad_() for x in ALONG_X[:2]))
+    samples = cube_sampler()(rays, thin)
+    assert torch.equal(samples.positions, cube_sampler()(ALONG_X, thin).positions)
+    samples.positions.sum().backward()
+    torch.testing.assert_close(rays.origins.grad, torch.full((1, 3), 20.0))
+    torch.testing.assert_close(rays.directions.grad, (samples.t_starts + samples.t_ends).sum().expand(1, 3) / 2)
 
 
 def test_no_samples_nearer_than_near_and_farther_than_far():
@@ -326,19 +335,3 @@ def test_images_that_take_turns_empty_no_blocks():
     for step in range(REACHED_UPDATES + 1):
         sampler.update(wall, step)
     assert sampler.occupancy[cell_of(sampler, (0.0, 0.0, -5.0))]
-
-
-def test_what_a_ray_of_one_process_reaches_is_reached_for_all():
-    class Two(Processes):
-        size = 2
-
-        def all_reduce_max(self, values: Tensor) -> Tensor:
-            return torch.maximum(values, 255 - other)
-
-    sampler = sampler_of()
-    sampler.unreached.fill_(7)
-    other = sampler.unreached.clone()
-    other[3, 2, 1] = 0
-    sampler.unreached[0, 0, 0] = 2
-    sampler.sync_ranks(Two())
-    assert sampler.unreached[3, 2, 1] == 0 and sampler.unreached[0, 0, 0] == 2 and sampler.unreached[1, 1, 1] == 7

@@ -126,27 +126,34 @@ def config(small_config, tmp_path, monkeypatch):
     monkeypatch.setattr(watching, "SCORED_VIEWS", 3)
     small_config.data.path = str(write_scene(tmp_path / "scene", counts={"train": 8, "test": 5}))
     small_config.trainer.steps = 30
-    small_config.eval.every = 10
+    small_config.eval.every = small_config.trainer.preview_every = 10
     return small_config
 
 
-def trained(config, folder, processes=SINGLE_PROCESS, scores: bool = True) -> Trainer:
+def trained(config, folder, processes=SINGLE_PROCESS, watched: bool = True) -> Trainer:
     scene, run = load_scene(config.data.path), RunFolder(folder)
     trainer = make_trainer(config, processes=processes)
+    trainer.model.decoder.eval()  # a module that is in another mode stays in it
     if processes.is_first:
         run.start(config, describe(scene))
     processes.barrier()
-    if scores and processes.is_first:
-        trainer.on_step.append(ScoresOverTime(config, scene.split("test"), trainer.device).after_step)
+    if watched:
+        watching.Progress(trainer, scene).attach(run)
     trainer.train(run)
     return trainer
 
 
 def test_they_are_the_scores_of_evaluation_and_change_nothing(config, tmp_path):
-    run, state = tmp_path / "run", torch.get_rng_state()
-    trainer, plain = trained(config, run), trained(config, tmp_path / "plain", scores=False)
-    assert torch.equal(torch.get_rng_state(), state) and trainer.model.training == plain.model.training
-    assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in plain.model.state_dict().items())
+    """Nor do images change a bit of it."""
+    config.data.background, run, states = "random", tmp_path / "run", []
+    before = torch.get_rng_state(), str(np.random.get_state())
+    for folder, watched in ((tmp_path / "plain", False), (run, True)):
+        trainer = trained(config, folder, watched=watched)
+        modes = torch.tensor([module.training for module in trainer.model.modules()])
+        states.append(state_of(trainer) | trainer.optimizer.state_dict()["state"][0] | {"modes": modes})
+    assert torch.equal(torch.get_rng_state(), before[0]) and str(np.random.get_state()) == before[1]
+    assert [name for name, x in states[0].items() if not torch.equal(x, states[1][name])] == []
+    assert modes.any() and not modes.all() and steps_in(run) == [10, 20, 30]
     lines = read_scores(run)
     assert [line["step"] for line in lines] == [10, 20, 30] and lines[0]["seconds"] < lines[2]["seconds"]
     assert [line["step"] for line in read_log(run)] == list(range(1, 31))
@@ -182,21 +189,9 @@ def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
 
 @pytest.fixture
 def options(config, tmp_path):
-    config.trainer.preview_every, config.eval.comparison_images = 10, 0
+    config.eval.comparison_images = 0
     config_module.dump(config, tmp_path / "options.toml")
     return ["--config", str(tmp_path / "options.toml"), "--out", str(tmp_path / "run")]
-
-
-def test_the_command_writes_them_all(options, tmp_path):
-    run = tmp_path / "run"
-    assert run_main(train, *options) == 0
-    assert [line["step"] for line in read_scores(run)] == [10, 20, 30]
-    names = {file.name for file in (run / "previews").iterdir()} - {".nerfkit"}
-    images = {f"{step:06d}.png" for step in (10, 20, 30)}
-    assert names == images | {"truth.png", "strip.png", "progress.gif"}
-    assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
-    assert run_main(train, *options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0") == 0
-    assert not (run / "previews").exists() and read_scores(run) == []
 
 
 def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
@@ -228,8 +223,9 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     assert run_main(train, "--resume", run, "--trainer.steps", "40") == 0
     assert [step for step, _ in curve("train/psnr")] == [*range(2, 31), *range(32, 41, 2)]
     assert max(psnr for _, psnr in curve("train/psnr")) < 60
-    assert run_main(train, *options, "--overwrite") == 0
+    assert run_main(train, *options, "--overwrite", "--trainer.preview_every", 0, "--eval.every", 0) == 0
     assert not (run / "tensorboard").exists(), "they are nerfkit's, and go with the run"
+    assert not (run / "previews").exists() and read_scores(run) == [], "nobody asked for them"
 
 
 # Images
@@ -256,29 +252,6 @@ def image_of(folder, name: str) -> np.ndarray:
 
 def steps_in(folder) -> list[int]:
     return [int(file.stem) for file in sorted((folder / "previews").glob("[0-9]*.png"))]
-
-
-def test_the_training_has_the_same_bits(small_config, tmp_path):
-    small_config.trainer.steps, small_config.trainer.preview_every = 30, 7
-    small_config.data.background = "random"
-    found = []
-    for on in (False, True):
-        trainer, images = with_previews(small_config, tmp_path / str(on))
-        trainer.model.train()
-        trainer.model.decoder.eval()  # a module that is in another mode stays in it
-        if not on:
-            trainer.on_step.clear()
-        np.random.seed(3)
-        trainer.train(trainer.folder)
-        if on:
-            images.finish(trainer)
-        modes = [module.training for module in trainer.model.modules()]
-        moments = trainer.optimizer.state_dict()["state"][0]
-        found.append((state_of(trainer) | moments, np.random.get_state()[1].tolist(), modes))
-    assert steps_in(tmp_path / "True") == [7, 14, 21, 28, 30]
-    (plain, *plain_others), (seen, *others) = found
-    assert [name for name, value in plain.items() if not torch.equal(value, seen[name])] == []
-    assert plain_others == others and len(set(others[1])) == 2
 
 
 def test_an_image_takes_no_training_time(small_config, tmp_path, monkeypatch):
@@ -309,18 +282,10 @@ def test_an_image_is_the_first_test_view(small_config, tmp_path, monkeypatch):
     assert ((late - truth) ** 2).mean() < ((early - truth) ** 2).mean(), "it becomes what it is to be"
 
 
-@pytest.mark.parametrize("n_steps", [2000, 100_000])
-def test_places_are_dense_at_first_and_as_many_for_every_length(n_steps: int):
-    passed = np.array([places_passed((step + 1) / n_steps) for step in range(n_steps)])
-    taken = np.flatnonzero(np.diff(passed, prepend=0)) + 1
-    assert 20 <= len(taken) <= watching.N_PREVIEWS == passed[-1]
-    assert (np.diff(passed) >= 0).all() and taken[-1] == n_steps
-    assert len(taken[taken <= n_steps // 10]) >= len(taken) // 2, "half of them in the first tenth"
-    assert places_passed(0.0) == 0 and places_passed(3.0) == watching.N_PREVIEWS
-
-
 def test_images_wait_for_the_time_that_they_may_take(small_config, tmp_path, monkeypatch):
-    """After one that was slow; who has stopped the training does not wait for another, which the end has."""
+    """After one that was slow; who has stopped the training does not wait for another, which the end has. Of their
+    places most are in the first tenth."""
+    assert [places_passed(progress) for progress in (0.0, 0.1, 1.0, 3.0)] == [0, 19, 30, 30]
     small_config.trainer.preview_every = watching.AUTOMATIC
     run, (trainer, images) = tmp_path / "run", with_previews(small_config, tmp_path / "run")
     for _ in range(10):

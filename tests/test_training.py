@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from nerfkit import config as config_module
-from nerfkit import load_run
 from nerfkit.config import to_dict
 from nerfkit.errors import RunError, TrainingError
 from nerfkit.training.run import checkpoint
@@ -33,27 +32,6 @@ def test_resuming_with_other_options(small_config, tmp_path):
             make_trainer(other).restore(tmp_path)
 
 
-def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
-    first = trained(small_config, 1)
-    first.save(tmp_path)
-    small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.save_every = 99, 0.01, 5
-    small_config.out, small_config.eval.comparison_images = "elsewhere", 1
-    small_config.ops.overrides = {"lltm": "torch"}
-    second = make_trainer(small_config)
-    second.restore(tmp_path)
-    assert second.step == 1 and second.progress == pytest.approx(1 / 99)
-    assert torch.equal(second.model.grid.table, first.model.grid.table)
-
-
-def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
-    make_trainer(small_config).save(tmp_path)
-    small_config.model.mlp_width = 32
-    config_module.dump(small_config, tmp_path / run_files.CONFIG)
-    for load in (make_trainer(small_config).restore, lambda folder: load_run(folder, "cpu")):
-        with raises_mentioning(RunError, "config.toml", "decoder"):
-            load(tmp_path)
-
-
 @pytest.mark.parametrize("name, made", [("1.exp_avg", None), ("0.step", None), ("1.exp_avg_sq", torch.ones(3))])
 def test_moments_are_whole_or_refused(small_config, tmp_path, name: str, made: torch.Tensor | None):
     trained(small_config, 1).save(tmp_path)
@@ -65,16 +43,6 @@ def test_moments_are_whole_or_refused(small_config, tmp_path, name: str, made: t
         checkpoint.save(RunFolder.existing(tmp_path), *saved)
         with raises_mentioning(RunError, "checkpoint", tmp_path, named):
             make_trainer(small_config).restore(tmp_path)
-
-
-def test_a_checkpoint_is_not_read_again_to_be_kept(small_config, tmp_path, monkeypatch):
-    trained(small_config, 1).save(tmp_path)
-    trainer, read, found = make_trainer(small_config), checkpoint._read, []
-    monkeypatch.setattr(checkpoint, "_read", lambda path: (found.append(path.name), read(path))[1])
-    trainer.restore(tmp_path)
-    trainer.train_step()
-    trainer.save(trainer.folder)
-    assert found == [checkpoint.NEWEST] and read(tmp_path / checkpoint.PREVIOUS)[1]["step"] == 1
 
 
 def test_nan_stops_and_is_never_saved(small_config, tmp_path):
@@ -119,21 +87,6 @@ def test_time_limit_ends_with_the_schedule(small_config, tmp_path):
     with_clock(trainer, 0.25)
     assert trainer.train() and trainer.step == 8
     assert trainer.learning_rate() == pytest.approx(small_config.trainer.final_learning_rate, rel=0.05)
-
-
-def test_as_many_steps_as_asked_for_and_a_line_of_log_for_every_few(small_config, tmp_path):
-    small_config.trainer.steps = 41
-    trainer = make_trainer(small_config)
-    with_clock(trainer, 0.25)
-    assert trainer.train(tmp_path / "run") and trainer.step == 41
-    assert checkpoint.load(tmp_path / "run")[1]["step"] == 41
-    lines = run_files.read_log(tmp_path / "run")
-    assert [line["step"] for line in lines] == list(range(2, 41, 2))
-    for line in lines:
-        assert line["psnr"] == pytest.approx(-10 * math.log10(line["loss"]), abs=1e-6)
-        assert line["seconds"] == pytest.approx(line["step"] * 0.25, abs=0.2)
-        assert 1 < line["samples_per_ray"] < 100
-        assert line["rays_per_second"] > 100
 
 
 def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_config, tmp_path):
