@@ -272,17 +272,13 @@ def test_pixels_without_a_direction_are_no_points():
 
 
 def test_thinning_keeps_means():
-    generator = np.random.default_rng(0)
-    position = np.repeat(generator.uniform(size=(50, 3)), 20, axis=0) + 1e-7 * generator.normal(size=(1000, 3))
-    normals = np.tile(np.float32([0, 0, 1]), (1000, 1))
-    counts = np.ones(1000, np.float32)
-    cloud = PointCloud(position, normals, position.astype(np.float32), counts, counts)
-    few = thinned(cloud, 60)
-    assert 50 <= len(few) <= 60, "a cell's border may run through a heap"
-    assert np.abs(few.positions - few.colors).max() < 1e-5 and np.allclose(few.normals, [0, 0, 1])
-    for means in few, thinned(few, 10):  # once, and of means, which weigh as much as they are of
+    """Once, and of means, which weigh as much as they are of."""
+    places, ones = np.random.default_rng(0).uniform(size=(1000, 3)), np.ones(1000, np.float32)
+    few = thinned(PointCloud(places, places, places, ones, ones), 60)
+    for means, most in (few, 60), (thinned(few, 10), 10):
+        assert most / 2 < len(means) <= most and np.abs(means.positions - means.colors).max() < 1e-5
         mean = (means.counts[:, None] * means.positions).sum(0) / 1000
-        assert means.counts.sum() == 1000 and np.allclose(mean, position.mean(axis=0), atol=1e-6)
+        assert means.counts.sum() == 1000 and np.allclose(mean, places.mean(axis=0), atol=1e-6)
 
 
 # ---- splats
@@ -341,14 +337,16 @@ def test_rotations_of_any_normal():
 
 def test_depths_in_the_units_of_the_files(run, tmp_path):
     call(run, "depth", "--out", tmp_path / "d", "--split", "test", "--formats", "npz")
-    values = dict(np.load(tmp_path / "d" / "held_out_0.npz"))
+    values, views = dict(np.load(tmp_path / "d" / "held_out_1.npz")), cameras()
     row, column = 20, 21  # the ray to the centre of the ball
     assert values["depth_median_ray"][row, column] == pytest.approx((2.5 - RADIUS) / 0.25, rel=0.01)
     seen = values["depth_median_ray"] > 0
     along_axis = (values["depth_z"] / values["depth_ray"].clip(1e-9))[seen]
+    wanted = views.z_per_distance(1, views.image_rays(1).directions).view(seen.shape)[seen]
+    assert along_axis == pytest.approx(wanted.numpy(), rel=1e-4)
     assert values["depth_median_z"][seen] == pytest.approx(values["depth_median_ray"][seen] * along_axis, rel=1e-5)
     assert np.ptp(along_axis) > 0.01 and (values["depth_median_z"] != values["depth_z"])[seen].any()
-    eye = frame().to_input(cameras().positions[0].double().numpy())
+    eye = frame().to_input(views.positions[1].double().numpy())
     towards = (eye - frame().to_input(CENTER)) / np.linalg.norm(eye - frame().to_input(CENTER))
     assert values["normal"][row, column] @ towards > 0.99 and values["opacity"][0, 0] == 0
     assert json.loads((tmp_path / "d" / "export.json").read_text())["views"] == ["held_out_0", "held_out_1"]

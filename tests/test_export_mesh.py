@@ -15,21 +15,10 @@ from nerfkit.export import mesh
 from nerfkit.export.grid import Grid, piece_of_block
 from nerfkit.export.mesh import Occluder
 from nerfkit.export.views import Seen
+from tests import sphere_field
 from tests.camera_layouts import look_at
 from tests.naming import assert_names, raises_mentioning
-from tests.sphere_field import (
-    CENTER,
-    DENSITY,
-    EDGE,
-    RADIUS,
-    SHELL,
-    SPECK,
-    SPECK_RADIUS,
-    call,
-    frame,
-    read_ply,
-    write_run,
-)
+from tests.sphere_field import CENTER, DENSITY, EDGE, RADIUS, SPECK, SPECK_RADIUS, call, frame, read_ply, write_run
 from tests.test_crop import UTM
 
 pytest.importorskip("skimage")
@@ -106,7 +95,7 @@ def test_what_a_shell_that_lets_light_through_hides_is_left_out(tmp_path):
     run = write_run(tmp_path / "run", kind="shell")
     shape = exported(run, tmp_path / "m.ply", "--from", "density", "--min_part", 0)
     radius = np.linalg.norm(frame().to_model(shape["vertices"]) - CENTER, axis=1)
-    assert radius.min() > RADIUS - SHELL - CELL and (radius > RADIUS - 1.5 * CELL).mean() > 0.98
+    assert radius.min() > RADIUS - sphere_field.SHELL - CELL and (radius > RADIUS - 1.5 * CELL).mean() > 0.98
     assert len(shape["faces"]) > 1000
 
 

@@ -37,17 +37,6 @@ def setting(small_config, toy_scene):
     return Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
 
 
-def test_depth_along_the_ray_and_along_the_axis(setting):
-    """depth_z is the distance of what is seen from the camera's plane, whatever the pixel."""
-    renderer, cameras = setting
-    images = ImageRenderer(renderer, torch.ones(3))(cameras, 1, ("depth",))
-    row, column = torch.meshgrid(torch.arange(22) + 0.5, torch.arange(26) + 0.5, indexing="ij")
-    x, y = (column - cameras.center[1, 0]) / cameras.focal[1, 0], (row - cameras.center[1, 1]) / cameras.focal[1, 1]
-    wanted = images["depth_ray"] / (1 + x * x + y * y).sqrt()
-    torch.testing.assert_close(images["depth_z"], wanted)
-    assert (images["depth_z"] < 0.97 * images["depth_ray"]).any(), "towards the corners they differ"
-
-
 def test_views_have_files_of_different_names():
     assert file_stems(["a", "b.x"]) == ["a", "b.x"]
     assert file_stems(["a", "x" * 61, "a/b", "..", "\x1b[2J"]) == ["a", "0001", "0002", "0003", "0004"]

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -76,16 +75,6 @@ def test_a_configuration_is_read_in_the_frame_of_its_run(toy_scene):
     assert scene.split("test").cameras.sizes() == [(WIDTH // 2, HEIGHT // 2)] * 2
     assert scene.transform.box.tolist() == [[-1, -1, -1], [1, 1, 1]]
     assert np.array_equal(scene_of(config, of_run).transform.box[1], [1.5] * 3)
-
-
-def test_pixels_across_a_box(toy_scene):
-    """By the middle of a cube of side 2, as seen by the median camera; nothing without training views."""
-    scene = load_scene(str(toy_scene))
-    cameras = scene.split("train").cameras
-    distance = cameras.positions.norm(dim=-1)
-    wanted = (cameras.focal.mean(-1) * 2 / distance).median().item()
-    assert scene.pixels_across((-1, -1, -1, 1, 1, 1)) == pytest.approx(wanted)
-    assert replace(scene, views={"test": scene.views["test"]}).pixels_across((-1, -1, -1, 1, 1, 1)) is None
 
 
 # ---- scenes that cannot be read

@@ -172,17 +172,6 @@ def test_who_moves_comes_before_who_rests_and_clients_take_turns():
     assert sorted(clients) == [0] * 5 + [1] * 5
 
 
-def test_a_client_that_vanishes_leaves_nothing():
-    world = World()
-    world.ask()
-    world.until_drawn()
-    world.run(0.2)
-    assert not world.engine.is_between_frames
-    world.engine.forget(0)
-    world.run(1)
-    assert len(world.drawn) == 1 and not world.engine.clients and world.engine.is_between_frames
-
-
 def test_an_error_ends_one_image_and_is_told():
     """A request that comes while an image fails is drawn."""
     world = World()

