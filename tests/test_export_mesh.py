@@ -162,9 +162,6 @@ def test_glb_far_from_the_origin_has_its_place_in_a_node(tmp_path):
     np.testing.assert_allclose(local.vertices + place, vertices, rtol=0, atol=1e-6)
 
 
-# ---- crop
-
-
 @pytest.mark.parametrize("of", ["files", "model"])
 def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
     run = write_run(tmp_path / "run")
@@ -284,9 +281,6 @@ def test_what_cannot_be_exported_is_named(run):
         call(run, "mesh", "--out", "scene.obj")
     with raises_mentioning(UserError, "mesh", "cameras"):
         call(run, "texture")
-
-
-# ---- parts
 
 
 def test_corners_of_which_nothing_is_known_have_no_surface():

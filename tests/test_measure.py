@@ -13,7 +13,7 @@ from nerfkit.commands import train
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import RunError, SceneError
 from nerfkit.model.stages import Decoder
-from scripts import bench_train, measure
+from scripts import measure
 from tests.camera_layouts import ring
 from tests.naming import raises_mentioning
 from tests.posed_captures import HEIGHT, SMALL, WIDTH, write_capture
@@ -137,13 +137,3 @@ def test_distances_of_a_mesh(tmp_path, monkeypatch):
     assert found["truth_to_mesh_median_percent"] == pytest.approx(1.0, abs=0.02)
     with raises_mentioning(SceneError, "surface.npz"):
         measure.mesh_errors(tmp_path / "mesh.ply", tmp_path / "elsewhere")
-
-
-def test_variants_are_trained_scored_and_written_down(toy_scene, tmp_path):
-    arguments = f"--data.path {toy_scene} --device cpu --steps 3 --at --views 1 --frames 1 --json {tmp_path / 'b.json'}"
-    sizes = "--model.levels 2 --model.log2_hashmap_size 8 --model.mlp_width 8 --trainer.samples_per_step 64"
-    asked = f"{arguments} {sizes} --seeds 0 1 --variants".split()
-    assert bench_train.main([*asked, "", "model.levels=3,ops.backend=auto"]) == 0
-    runs = json.loads((tmp_path / "b.json").read_text())["runs"]
-    assert [(run["name"][:7], run["seed"]) for run in runs] == [(n, s) for n in ("default", "model.l") for s in (0, 1)]
-    assert [run["preset"]["levels"] for run in runs] == [2, 2, 3, 3] and all(run["psnr"] > 1 for run in runs)

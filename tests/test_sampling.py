@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config, DataConfig, SamplingConfig
-from nerfkit.crop import Crop
 from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.model import sampling
-from nerfkit.model.cropping import CroppedSampler
 from nerfkit.model.occupancy import BLOCK, REACHED_UPDATES
 from nerfkit.model.sampling import FIRST_PASS_SAMPLES, OccupancySampler, build_sampler
 
@@ -131,16 +129,6 @@ def test_a_sample_is_where_its_cell_is_occupied_however_far():
     samples = sampler(ray((0.0, 0, 0), target), thin)
     assert samples.t_starts.min() < torch.tensor(target).norm() < samples.t_ends.max()
     assert len(sampler(ray((0.0, 0, 0), (-30.0, 12, -9)), thin).positions) == 0
-
-
-def test_rays_of_an_image_fit_into_memory():
-    """All cells of an untrained field are occupied, and each ray passes many of them; a crop changes nothing."""
-    sampler = sampler_of(step_size=1e-3, cone_angle=1e-3)
-    cropped = CroppedSampler(sampler, Crop((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)))
-    assert sampler.max_rays_rendered * len(sampler.t_edges) <= 2**25
-    assert cropped.max_rays_rendered == sampler.max_rays_rendered
-    sampler.occupancy.zero_()
-    assert sampler.max_rays_rendered == 2**18
 
 
 @pytest.mark.parametrize("capacity, early_stop_transmittance", [(None, 1e-4), (None, 0.0), (40, 1e-4), (4000, 1e-4)])

@@ -160,9 +160,6 @@ def test_bad_paths_and_options(toy_scene, tmp_path):
     assert_names(message, "nerf_synthetic", "transforms.json", "colmap", "sparse/0", "llff", "poses_bounds.npy")
 
 
-# ---- files
-
-
 def test_a_json_file_is_read_or_refused_in_a_line(tmp_path):
     file = tmp_path / "a.json"
     file.write_bytes(b'\xef\xbb\xbf{"\xc3\xbc": [1, 2.5, NaN, "\xe2\x82\xac"]}')

@@ -153,9 +153,6 @@ def test_without_photographs_a_texture_is_what_the_field_shows(tmp_path, capsys)
     assert len(loaded(tmp_path / "ball.glb")[0].faces) <= 64**2 / 32, "no more faces than the texture can tell apart"
 
 
-# ---- lengths
-
-
 def test_meters_by_a_factor_or_two_points_are_kept(tmp_path, capsys):
     run, mesh_of = write_run(tmp_path / "run"), ("mesh", "--resolution", 24, "--from", "density")
     call(run, *mesh_of, "--out", tmp_path / "units.ply")
@@ -208,9 +205,6 @@ def test_a_scale_is_kept_once_an_export_is_written(tmp_path, capsys):
     assert_names(capsys.readouterr().out, "note", "scale", MARKER)
 
 
-# ---- files
-
-
 def test_all_formats_that_are_asked_for_are_written_or_refused(run, tmp_path):
     call(run, "mesh", "--resolution", 24, "--formats", "ply,glb", "--out", tmp_path / "m.ply")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m.export.json", "m.glb", "m.ply"]
@@ -235,9 +229,6 @@ def test_a_texture_that_does_not_fit_is_refused_before_the_work(run, tmp_path, m
     with raises_mentioning(UserError, "--texture", "16384"):
         call(run, "mesh", "--texture", 16384, "--out", tmp_path / "m")
     assert not list(tmp_path.iterdir())
-
-
-# ---- parts
 
 
 def ball_of_triangles(n=40):

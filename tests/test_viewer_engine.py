@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The viewer without a browser: what it draws when, by a clock that only work moves; options; whom it answers."""
 
-import importlib
-import sys
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
 from nerfkit import config
-from nerfkit.commands import train, view
 from nerfkit.commands.options import train_options
 from nerfkit.viewer.engine import FINE, FULL, MOVING, STILL_AFTER, Engine, Request
 from nerfkit.viewer.pacing import AWAITED, CHUNK_SECONDS, JOB, SHOWN, SMALLEST_CHUNK, Sharing
 from nerfkit.viewer.page import own_names, policy, refusal
 
-
-class Look(NamedTuple):
-    output: str = "color"
+COLOR = SimpleNamespace(output="color")
 
 
 class Drawn(NamedTuple):
@@ -43,7 +39,7 @@ class World:
             self.run(seconds)
 
     def ask(self, client=0, camera="a", size=(640, 480)):
-        self.engine.request(client, Request(camera, size, Look()))
+        self.engine.request(client, Request(camera, size, COLOR))
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -132,20 +128,6 @@ def test_no_chunk_takes_longer_than_eight_milliseconds():
     assert World(5, per_ray=1e-4).engine.chunk.rays == SMALLEST_CHUNK
 
 
-@pytest.mark.parametrize("per_chunk", [0.002, 0.009])
-def test_what_a_chunk_costs_anyway_does_not_make_chunks_smaller(per_chunk):
-    """As on a GPU, whose first chunks wait for libraries: images become as large as they may."""
-    world = World(per_ray=1e-8, per_chunk=0.2)
-    world.ask(size=(1280, 720))
-    for _ in range(12):
-        world.engine.step()
-    world.per_chunk = per_chunk
-    for i in range(60):
-        world.ask(camera=i, size=(1280, 720))
-        (drawn,) = world.until_drawn()
-    assert drawn.size == (1280, 720) and max(world.chunks[-20:]) <= max(CHUNK_SECONDS, 2.2 * per_chunk)
-
-
 @pytest.mark.parametrize("overhead", [0.0, 0.02])
 def test_images_of_a_moving_camera_take_the_time_they_may(overhead):
     world = World(2, overhead=overhead)
@@ -218,14 +200,6 @@ def test_what_is_trained_on_is_drawn_again_but_not_fine():
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FULL] and world.engine.clients[0].stage == FINE
 
 
-def test_a_full_image_may_be_limited():
-    world = World(2)
-    world.engine.full_seconds = 0.1
-    world.ask(camera="b")
-    world.run(2)
-    assert world.drawn[-2].stage == FULL and world.drawn[-2].size == (365, 274)  # a side of sqrt(0.1 s / 0.307 s)
-
-
 def trained(sharing: Sharing, frame: float, step: float, seconds: float, *kinds: str) -> list[float]:
     """Share of the time that drawing of each kind gets, where frames are due all the time."""
     now, drawing = 0.0, dict.fromkeys(kinds, 0.0)
@@ -247,16 +221,6 @@ def test_a_client_that_only_looks_on_costs_what_it_may_and_one_that_moves_half_o
     assert trained(Sharing(), 0.06, 0.003, 60.0, AWAITED) == [pytest.approx(0.5, abs=0.03)]
 
 
-def test_a_job_has_half_of_what_images_would_have_and_saves_up_little():
-    sharing = Sharing(training=0.9)
-    assert trained(sharing, 0.008, 0.003, 60.0, SHOWN, JOB) == [pytest.approx(0.05, abs=0.003)] * 2
-    for _ in range(100):
-        sharing.add_training(0.2, has_job=True)
-    sharing.add_time(JOB, 0.3)
-    assert not sharing.has_budget(JOB), "else the training would stop for seconds"
-    assert trained(sharing, 0.008, 0.003, 60.0, AWAITED, JOB)[0] > 0.45, "whoever moves is waited on all the same"
-
-
 # ---- options, a missing package, and whose requests are answered
 
 LOCAL = own_names("127.0.0.1")
@@ -267,14 +231,6 @@ def test_a_flag_alone_turns_it_on_and_it_is_not_kept_with_the_run():
     options = train_options(["--viewer", "--viewer.port", "0", "--viewer.host", "0.0.0.0"])
     assert options.viewer.on and options.viewer.port == 0 and options.viewer.host == "0.0.0.0"
     assert "viewer" not in config.to_dict(options)
-
-
-def test_the_package_is_not_imported_without_a_viewer(monkeypatch):
-    monkeypatch.setitem(sys.modules, "viser", None)
-    for name in [name for name in sys.modules if name.startswith(("nerfkit.commands", "nerfkit.viewer"))]:
-        monkeypatch.delitem(sys.modules, name)
-    assert importlib.import_module("nerfkit.commands.train") is not train
-    assert importlib.import_module("nerfkit.commands.view") is not view
 
 
 ALLOWED = [  # Host, Origin
