@@ -141,17 +141,10 @@ def write_idr(folder: Path, capture: Capture) -> None:
 
 
 WRITERS = {
-    "nerf_synthetic": write_synthetic,
-    "nerfstudio": write_nerfstudio,
-    "llff": write_llff,
-    "colmap": write_colmap,
-    "polycam": write_polycam,
-    "record3d": write_record3d,
-    "nsvf": write_nsvf,
-    "scannet": write_scannet,
-    "idr": write_idr,
-    "colmap text": lambda folder, capture: write_model(folder / "sparse" / "0", capture),
-}
+    "nerf_synthetic": write_synthetic, "nerfstudio": write_nerfstudio, "llff": write_llff, "colmap": write_colmap,
+    "polycam": write_polycam, "record3d": write_record3d, "nsvf": write_nsvf, "scannet": write_scannet,
+    "idr": write_idr, "colmap text": lambda folder, capture: write_model(folder / "sparse" / "0", capture),
+}  # fmt: skip
 
 
 def masks_in(folder: Path, white: np.ndarray) -> None:

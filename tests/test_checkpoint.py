@@ -132,6 +132,7 @@ def test_a_folder_without_the_marker_is_left_alone(small_config, scene, tmp_path
 
 
 def test_a_scene_that_is_not_the_runs_is_named(small_config, scene, tmp_path):
+    """And options that cannot change, all at once."""
     run = RunFolder(tmp_path)
     run.start(small_config, scene)
     run.check_resumable(small_config, scene)
@@ -147,6 +148,10 @@ def test_a_scene_that_is_not_the_runs_is_named(small_config, scene, tmp_path):
         edit(other.splits)
         with raises_mentioning(RunError, *named):
             run.check_resumable(small_config, other)
+    small_config.data.box, small_config.model.mlp_width, small_config.seed = (-1.0,) * 3 + (1.0,) * 3, 32, 7
+    changes = "data.box (-0.8", "become (-1.0", "mlp_width 16, which cannot become 32", "seed 0, which cannot become 7"
+    with raises_mentioning(RunError, "--out", *changes):
+        run.check_resumable(small_config, scene)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"name": "x", "up": [0, 0, 1], "splits": 3}'])

@@ -197,11 +197,8 @@ def test_every_door_has_the_same_statuses(tmp_path):
         assert_names(call_process(*door, tmp_path, status=1), tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [("trian",), ("doctor", "x")], ids=" ".join)
-def test_what_is_no_command_ends_with_status_2(arguments):
-    printed = call_process("-m", "nerfkit", *arguments, status=2)
-    assert "--help" in printed, "what to type next"
-    assert ("did you mean train?" in printed) == ("trian" in arguments)
+def test_what_is_no_command_ends_with_status_2():
+    assert_names(call_process("-m", "nerfkit", "trian", status=2), "--help", "did you mean train?")
 
 
 def test_help_version_and_summary_do_not_wait_for_torch(run):

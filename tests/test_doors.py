@@ -22,11 +22,9 @@ needs_cpp = pytest.mark.skipif("cpp" not in nerfkit.ops.available("march"), reas
 STEPS = 20
 BOX = (-4.0, -4, -4, 4, 4, 4)
 TINY = {
-    "model.log2_hashmap_size": 10,
-    "trainer.samples_per_step": 2048,
-    "sampling.occupancy_resolution": 16,
+    "model.log2_hashmap_size": 10, "trainer.samples_per_step": 2048, "sampling.occupancy_resolution": 16,
     "trainer.steps": STEPS,
-}
+}  # fmt: skip
 
 
 def tiny(config: nerfkit.Config) -> nerfkit.Config:

@@ -13,8 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.config import Config, DataConfig
-from nerfkit.data.load import load_scene, scene_of
+from nerfkit.data.load import load_scene
 from nerfkit.errors import RunError, SceneError
 from nerfkit.safe_io import native_name, printable, read_json, read_regular
 from tests.captures import check_refused
@@ -67,14 +66,6 @@ def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
     monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: views.bytes() + one - 1)
     with raises_mentioning(SceneError, "images", "decode", "data.downscale"):
         views.load()
-
-
-def test_a_configuration_is_read_in_the_frame_of_its_run(toy_scene):
-    config = Config(data=DataConfig(path=str(toy_scene), downscale=2, box=(-1.0, -1, -1, 1, 1, 1)))
-    scene, of_run = scene_of(config), load_scene(str(toy_scene)).transform
-    assert scene.split("test").cameras.sizes() == [(WIDTH // 2, HEIGHT // 2)] * 2
-    assert scene.transform.box.tolist() == [[-1, -1, -1], [1, 1, 1]]
-    assert np.array_equal(scene_of(config, of_run).transform.box[1], [1.5] * 3)
 
 
 # ---- scenes that cannot be read

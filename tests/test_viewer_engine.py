@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The viewer without a browser: what it draws when, by a clock that only work moves; options; whom it answers."""
+"""The viewer without a browser: what it draws when, by a clock that only work moves; whom it answers."""
 
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from nerfkit import config
-from nerfkit.commands.options import train_options
 from nerfkit.viewer.engine import FINE, FULL, MOVING, STILL_AFTER, Engine, Request
 from nerfkit.viewer.pacing import AWAITED, CHUNK_SECONDS, JOB, SHOWN, SMALLEST_CHUNK, Sharing
 from nerfkit.viewer.page import own_names, policy, refusal
@@ -221,16 +219,9 @@ def test_a_client_that_only_looks_on_costs_what_it_may_and_one_that_moves_half_o
     assert trained(Sharing(), 0.06, 0.003, 60.0, AWAITED) == [pytest.approx(0.5, abs=0.03)]
 
 
-# ---- options, a missing package, and whose requests are answered
+# ---- whose requests are answered
 
 LOCAL = own_names("127.0.0.1")
-
-
-def test_a_flag_alone_turns_it_on_and_it_is_not_kept_with_the_run():
-    assert not train_options([]).viewer.on
-    options = train_options(["--viewer", "--viewer.port", "0", "--viewer.host", "0.0.0.0"])
-    assert options.viewer.on and options.viewer.port == 0 and options.viewer.host == "0.0.0.0"
-    assert "viewer" not in config.to_dict(options)
 
 
 ALLOWED = [  # Host, Origin
