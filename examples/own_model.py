@@ -16,7 +16,7 @@ class Blobs(nerfkit.Model):
     def share(self, positions):  # [N, 50] of each blob at each position [N, 3]
         return torch.exp(-30 * (positions[:, None] - self.centers).square().sum(-1))
 
-    def density(self, positions):  # [N] per scene unit
+    def density(self, positions):  # [N] per model unit
         return 3 * self.share(positions).sum(-1)
 
     def forward(self, rays, background, jitter=None, capacity=None):

@@ -60,7 +60,7 @@ def check_memory(n_bytes: int, what: str, device: torch.device) -> None:
     free = available_memory(device)
     if n_bytes > free:
         what += f" takes {n_bytes / 2**30:.1f} GB, but {free / 2**30:.1f} GB are free on {device}"
-        raise RunError(f"{what}; make it smaller, or free memory")
+        raise RunError(f"{what}; free memory, or ask for less")
 
 
 _deterministic_lock = threading.Lock()

@@ -198,6 +198,15 @@ def test_a_path_among_cameras_of_three_quarters_of_a_circle_is_no_higher_than_th
     assert away.max() < 0.4, "each is near one of them"
 
 
+def test_a_path_among_steep_cameras_does_not_turn_the_image_over():
+    elevations, azimuths = torch.deg2rad(torch.tensor([90.0, 89.9, 50.0])), torch.tensor([0.0, 0.4, 0.8])
+    flat = torch.stack([azimuths.cos(), azimuths.sin()], -1) * elevations.cos()[:, None]
+    eyes, up, target = torch.cat([flat, elevations.sin()[:, None]], -1) * 3, torch.tensor([0.0, 0, 1]), torch.zeros(3)
+    like = paths.pinholes(paths.look_at(eyes, target, torch.tensor([0.0, 1, 0])).numpy(), [0.7] * 3, (64, 48))
+    axes = paths.sway(like, target, up, 60).camera_to_world[:, :, :3]
+    assert (axes - axes.roll(1, 0)).flatten(1).norm(dim=1).max() < 0.5
+
+
 def test_a_loop_comes_back_without_showing_its_first_frame_twice(path):
     path.loop = True
     assert path.seconds == 6 and path.n_frames == 60

@@ -26,7 +26,7 @@ from tests.naming import assert_names, raises_mentioning
 from tests.posed_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.processes import run_main
 from tests.test_crop import UTM
-from tests.toy_scene import change
+from tests.toy_scene import change, write_scene
 
 LENS = Lens("OPENCV", (90.0, 91.0, 50.0, 40.0, 0.01, -0.02, 0.0, 0.0), 100, 80)
 WIDE = Lens("OPENCV_FISHEYE", (30.0, 30.0, 50.0, 40.0, 0.1, 0.0, 0.0, 0.0), 100, 80)
@@ -265,3 +265,12 @@ def test_no_test_views(tmp_path: Path, capsys):
     assert_names(capsys.readouterr().out, "10 training images are few", "none held out for scoring")
     assert run_main(inspect, str(write_capture(tmp_path / "enough", ring(15)))) == 0
     assert_names(capsys.readouterr().out, "15 to train on, none held out for scoring", "Ready to train.")
+
+
+def test_test_images_that_are_missing_are_a_warning_where_those_to_train_on_are_there(tmp_path, capsys):
+    scene = write_scene(tmp_path, counts={"train": 6, "test": 14})
+    for file in sorted((scene / "test").glob("*.png"))[1:]:
+        file.unlink()
+    assert run_main(inspect, str(scene)) == 1
+    assert_names(capsys.readouterr().out, "13 of 20 listed images are missing", "left out")
+    assert len(load_scene(str(scene)).split("train").files) == 6, "it can be trained"

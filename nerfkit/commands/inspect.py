@@ -99,7 +99,7 @@ def without_poses(source: Path, data: DataConfig) -> int:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
     typed = [*as_options(data), "--data.sfm_dir", "DIR"]
-    print(f"To find the poses, saved in DIR, and a --data.downscale alone:\n  {command_line('inspect', *typed)}")
+    print(f"To find only the poses, saved in DIR, and a --data.downscale:\n  {command_line('inspect', *typed)}")
     print(f"To train with them:\n  {command_line('train', *typed)}")
     return 0
 
@@ -299,7 +299,7 @@ class Inspection:
     def problems(self) -> list[str]:
         """What to change before training: errors first, then warnings."""
         problems = [*self.refused, *texts(self.capture.notes, "warning")]
-        if 0 < 2 * len(self.missing) <= len(self.found):
+        if self.missing and not assemble.are_most(self.missing, self.capture):
             problems.append(f"{self._gone()}: left out; put them back, or remove them from the scene's file")
         problems += self.transform.warnings()
         n_there, n_masks = len(self.there), len(self.ignored)

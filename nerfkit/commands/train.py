@@ -261,7 +261,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> list[tuple[str, str
     to_last = " on" if settings.steps == UNLIMITED else f" to {trainer.last_step}"
     used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
     beyond = f", and contracted outside of it, to a distance of {sampling.far:.4g}" * (sampling.kind == "contracted")
-    apart = f"samples {sampling.step_size:g} apart{', more far away' * (sampling.kind == 'contracted')}"
+    apart = f"samples {sampling.step_size:g} apart{', farther apart with distance' * (sampling.kind == 'contracted')}"
     has_light = data.appearance == "affine"
     learned = ["its light"] * has_light + ["its pose"] * data.pose_optimization
     because = ", as light changes from image to image" * (has_light and "data.appearance" in config.decisions)

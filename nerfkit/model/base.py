@@ -68,11 +68,11 @@ class Model(nn.Module):
         return self(rays, background)
 
     def density(self, positions: Tensor) -> Tensor:
-        """Density [N] per model unit at model positions [N, 3]: for occupancy, normals and exports."""
+        """Density [N] per model unit at positions [N, 3] of the model: for occupancy, normals and exports."""
         raise NotImplementedError(f"{type(self).__name__} has no density")
 
     def normals(self, positions: Tensor) -> Tensor:
-        """Unit normals [N, 3] at world positions [N, 3]: the normalized negative gradient of the density."""
+        """Unit normals [N, 3] at positions [N, 3] of the model: the normalized negative gradient of the density."""
         with torch.enable_grad():
             positions = positions.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self._height(positions).sum(), positions)

@@ -27,7 +27,7 @@ CLOSE = 4.0  # times sampling.near, which is about half the distance of the near
 VIEWERS = 3  # cameras that have to see what is close to one of them; fewer where there are few cameras
 STRIDE = 16  # from one view to the next: what distant ones see is not projected into those between
 
-DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
+DensityFn = Callable[[Tensor], Tensor]  # positions [N, 3] of the model -> density [N]
 
 
 class OccupancyGrid(nn.Module, ABC):

@@ -141,7 +141,7 @@ class Renderer(Model):
         return why_no_frame(device, dtype, n_features, self.grid.n_features, net[1], taps)
 
     def density(self, positions: Tensor) -> Tensor:
-        """Density [N] per model unit at model positions [N, 3]."""
+        """Density [N] per model unit at positions [N, 3] of the model."""
         with self.autocast(positions.device):
             return self.decoder.density(self.grid(positions))[0]
 

@@ -31,7 +31,7 @@ class FeatureGrid(GridOfUnitCube):
         self.register_buffer("box", box.clone())  # [2, 3]
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Features [N, C] of world positions [N, 3]."""
+        """Features [N, C] of positions [N, 3] of the model."""
         if self.contracted:
             return super().forward((contract(positions, self.box) + 2) / 4)
         return super().forward((positions - self.box[0]) / (self.box[1] - self.box[0]))

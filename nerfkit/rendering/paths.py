@@ -39,6 +39,7 @@ from nerfkit.errors import SceneError
 from nerfkit.safe_io import printable
 
 ELEVATION = 25.0  # degrees, of an orbit
+STEEPEST = math.radians(89)  # of a path among views
 MAX_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
 AIMED = 0.05  # of the way to a point, by which cameras that look at it may miss it
 PATH_KEY = "camera_path"
@@ -98,7 +99,9 @@ def sway(like: Cameras, target: Tensor, up: Tensor, n_frames: int) -> Cameras:
     aside = (azimuths - middle + math.pi).remainder(2 * math.pi) - math.pi
     t = torch.arange(n_frames) / n_frames * 2 * math.pi
     across, above = (x.mean() + x.std(correction=0) * wave for x, wave in ((aside, t.cos()), (elevations, t.sin())))
-    return _around(like, target, up, middle + across, above)
+    # Not above the highest view, and not over the pole, beyond which the image would be upside down.
+    low, high = elevations.clamp(-STEEPEST, STEEPEST).aminmax()
+    return _around(like, target, up, middle + across, above.clamp(low, high))
 
 
 def views_surround(cameras: Cameras, target: Tensor, up: Tensor) -> bool:
