@@ -2,6 +2,7 @@
 """Meshes of a field whose surface is known: place, frame, crop, colors, what is hidden, what is resumed."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -195,7 +196,9 @@ def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
     call(run, "points", "--frame", "model", "--out", tmp_path / "points.ply")
     assert np.abs(read_ply(tmp_path / "points.ply")["vertices"]).max() <= 0.3
     said = capsys.readouterr().out
-    assert "data.box" in said and "--crop" in said and "; left out: " in said
+    assert "data.box" in said and "; left out: " in said
+    named = np.array(re.findall(r"--crop((?: [-.\d]+){6}) has", said)[-1].split(), dtype=float).reshape(2, 3)
+    assert (np.abs(named - [CENTER - RADIUS, CENTER + RADIUS]) < 0.3 * RADIUS).all(), "what photos show is the ball"
     crop = ("--frame", "model", "--crop", -0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     whole = exported(run, tmp_path / "whole.ply", "--from", "density", *crop)["vertices"] - CENTER
     assert "inner cube" not in capsys.readouterr().out

@@ -39,6 +39,8 @@ from nerfkit.training.run.load import Run, load_run
 POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and faces of a surface of a few sides
 ON_THE_HOST = 2e-4  # seconds a square of a cell, whatever the device: triangles, loose parts, holes, unwrapping
 POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
+OUTER = 0.02  # of positions, along each axis, on each side of the crop that is named
+PIXELS_OF_A_VIEW = 2000  # of which the note about this is made
 COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
@@ -72,8 +74,6 @@ def opened(
         cut = active_crop(run.folder, run.transform)
     else:
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
-    if cut is None and run.config.sampling.kind == "contracted" and name != "web":
-        print("exporting the middle of the place (data.box of the run); --crop chooses another part")
     if unit is not None:
         why = "" if options.scale or options.measure else f", as {scale.SCALE} of the run says"
         print(f"in meters: a unit of the scene's files is {unit.meters_per_unit:g} m{why}")
@@ -118,6 +118,30 @@ def where(run: Run, options: cli.GeometryOptions, cut: Crop | None) -> str:
     )
 
 
+def note_rest(run: Run, options: cli.GeometryOptions, views: Views, box: np.ndarray) -> None:
+    """Say how much of what the photos show an export of a place's middle leaves out, and which crop would hold it."""
+    shown = []
+    for view in views:
+        rays, depth = view.camera.image_rays(0), view.depth.flatten()
+        rows = (depth > 0).nonzero()[:: len(depth) // PIXELS_OF_A_VIEW + 1, 0]
+        shown.append((rays.origins[rows] + rays.directions[rows] * depth[rows, None]).double().cpu().numpy())
+    points = np.concatenate(shown)  # [P, 3]
+    if not len(points):
+        return
+
+    def inside(points: np.ndarray, box: np.ndarray) -> float:
+        return ((points >= box[0]) & (points <= box[1])).all(axis=1).mean()
+
+    transform, in_middle = target_transform(run, options), inside(points, box)
+    points = points if transform is None else transform.to_input(points)
+    larger = np.quantile(points, (OUTER, 1 - OUTER), axis=0)
+    crop = " ".join(f"{x:.3g}" for x in larger.flatten())
+    print(
+        f"note: this is the middle of the place (data.box of the run), {in_middle:.0%} of what the photos show; "
+        f"--crop {crop} has {inside(points, larger):.0%}"
+    )
+
+
 def export_mesh(run: Run, options: cli.MeshOptions) -> None:
     known = mesh.TEXTURED if options.texture else mesh.FORMATS
     asked = "--formats" if options.texture else "--formats (without --texture)"
@@ -148,6 +172,8 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
             if is_density and source.is_empty(grid, cut):
                 raise writing.EmptyError("there is no surface: the opacity is below --level everywhere")
             views.render()
+            if cut is None and run.config.sampling.kind == "contracted":
+                note_rest(run, options, views, np.array(run.config.data.box).reshape(2, 3))
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
         except writing.EmptyError as error:
             other = "take --from depth, lower --level, or " if is_density else ""
@@ -222,6 +248,8 @@ def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> No
     with writing.Work(output.file("ply"), key(run, kind="points")) as work:
         views = Views(image_of, run.seeing_cameras(), work, None, run.device)
         views.render()
+        if cut is None and run.config.sampling.kind == "contracted":
+            note_rest(run, options, views, box)
         cloud = points.gather(views, box, cut, options.count).in_files(transform)
         counts = {name: len(cloud)}
         if name == "splats":
