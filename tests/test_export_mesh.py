@@ -187,6 +187,25 @@ def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
         places("other.ply")
 
 
+def test_a_mesh_is_from_depth_where_the_density_rises_slowly(run, tmp_path, capsys):
+    mist, out = write_run(tmp_path / "run", kind="mist"), tmp_path / "m.ply"
+    for folder, of, other in ((mist, "depth", "density"), (run, "density", "depth")):
+        automatic, asked, not_asked = (
+            exported(folder, out, "--overwrite", *option)["vertices"]
+            for option in ((), ("--from", of), ("--from", other))
+        )
+        assert np.array_equal(automatic, asked) and not np.array_equal(automatic, not_asked)
+        assert ("so this is --from depth" in capsys.readouterr().out) == (folder is mist)
+
+
+def test_a_mesh_that_lacks_what_the_photos_show_is_a_warning(run, tmp_path, capsys):
+    """Most pixels show the core, which the shell hides in the mesh."""
+    exported(write_run(tmp_path / "run", kind="shell"), tmp_path / "m.ply", "--from", "density")
+    assert_names(capsys.readouterr().out, "warning", "% of what the photos show has no surface", "--from depth")
+    exported(run, tmp_path / "n.ply")
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
     """Its grid of occupancy is of contracted space, and its box ends nothing."""
     box = (-0.3, -0.3, -0.3, 0.3, 0.3, 0.3)  # in which there is a part of the ball

@@ -40,7 +40,7 @@ POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and fa
 ON_THE_HOST = 2e-4  # seconds a square of a cell, whatever the device: triangles, loose parts, holes, unwrapping
 POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 OUTER = 0.02  # of positions, along each axis, on each side of the crop that is named
-PIXELS_OF_A_VIEW = 2000  # of which the note about this is made
+MOST_GAPS = 0.05  # of what the photos show, without a warning
 COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
@@ -118,27 +118,21 @@ def where(run: Run, options: cli.GeometryOptions, cut: Crop | None) -> str:
     )
 
 
-def note_rest(run: Run, options: cli.GeometryOptions, views: Views, box: np.ndarray) -> None:
-    """Say how much of what the photos show an export of a place's middle leaves out, and which crop would hold it."""
-    shown = []
-    for view in views:
-        rays, depth = view.camera.image_rays(0), view.depth.flatten()
-        rows = (depth > 0).nonzero()[:: len(depth) // PIXELS_OF_A_VIEW + 1, 0]
-        shown.append((rays.origins[rows] + rays.directions[rows] * depth[rows, None]).double().cpu().numpy())
-    points = np.concatenate(shown)  # [P, 3]
-    if not len(points):
+def note_rest(run: Run, options: cli.GeometryOptions, shown: np.ndarray) -> None:
+    """Say how much of the positions [P, 3] the middle of a place holds, and which crop would hold most of them."""
+
+    def inside(box: np.ndarray) -> float:
+        return ((shown >= box[0]) & (shown <= box[1])).all(axis=1).mean()
+
+    if run.config.sampling.kind != "contracted" or not len(shown):
         return
-
-    def inside(points: np.ndarray, box: np.ndarray) -> float:
-        return ((points >= box[0]) & (points <= box[1])).all(axis=1).mean()
-
-    transform, in_middle = target_transform(run, options), inside(points, box)
-    points = points if transform is None else transform.to_input(points)
-    larger = np.quantile(points, (OUTER, 1 - OUTER), axis=0)
-    crop = " ".join(f"{x:.3g}" for x in larger.flatten())
+    in_middle, transform = inside(np.array(run.config.data.box).reshape(2, 3)), target_transform(run, options)
+    shown = shown if transform is None else transform.to_input(shown)
+    larger = np.quantile(shown, (OUTER, 1 - OUTER), axis=0)
+    more = f"; --crop {' '.join(f'{x:.3g}' for x in larger.flatten())} has {inside(larger):.0%}"
     print(
-        f"note: this is the middle of the place (data.box of the run), {in_middle:.0%} of what the photos show; "
-        f"--crop {crop} has {inside(points, larger):.0%}"
+        f"note: this is the middle of the place (data.box of the run), {in_middle:.0%} of what the photos show"
+        f"{more * bool(inside(larger) > in_middle)}"
     )
 
 
@@ -166,14 +160,21 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
         images = photos(run) if size else None
         print(f"this takes about {duration(mesh_seconds(run, options, views))}")
-        is_density = options.source == "density"
-        source = mesh.DensityField(run.model, options.level, views) if is_density else mesh.DepthField(views)
+        is_density, density = options.source != "depth", mesh.DensityField(run.model, options.level, views)
         try:
-            if is_density and source.is_empty(grid, cut):
+            if is_density and density.is_empty(grid, cut):
                 raise writing.EmptyError("there is no surface: the opacity is below --level everywhere")
             views.render()
-            if cut is None and run.config.sampling.kind == "contracted":
-                note_rest(run, options, views, np.array(run.config.data.box).reshape(2, 3))
+            shown = views.shown()
+            if cut is None:
+                note_rest(run, options, shown)
+            low, high = grid.origin, grid.origin + grid.cell * np.array(grid.cells)
+            shown = shown[((shown > low) & (shown < high)).all(axis=1)]
+            shown = shown if cut is None else shown[cut.inside(torch.from_numpy(shown)).numpy()]
+            if options.source == "auto" and options.level == cli.LEVEL and density.is_soft(shown, grid.cell):
+                print("note: the opacity is below --level at much of the surface; so this is --from depth")
+                is_density = False
+            source = density if is_density else mesh.DepthField(views)
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
         except writing.EmptyError as error:
             other = "take --from depth, lower --level, or " if is_density else ""
@@ -186,6 +187,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         shape, n_shreds = mesh.without_small_parts(shape, options.min_part)  # seen faces alone may be loose
         shape, n_filled = mesh.filled(shape, options.holes * grid.cell)
+        gaps = mesh.gaps(shape, shown, grid.cell)
         most = max(size * size // texture.TEXELS_OF_A_FACE, 4) if size else len(shape.faces)
         shape = mesh.simplified(shape, options.faces or most)
         if not len(shape.faces):
@@ -201,6 +203,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)
         thresholds = {
             "cell": grid.cell * length,
+            "from": "density" if is_density else "depth",
             "level": options.level,
             "truncation_cells": mesh.TRUNCATION,
             "seen_within_cells": mesh.TOLERANCE,
@@ -208,6 +211,9 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         }
         said = about(run, options, cut, unit, counts=counts, thresholds=thresholds, **more)
         report(output.write(content, said), counts)
+        if gaps > MOST_GAPS:
+            other = "--from depth or a lower --level" if is_density else "a longer training or a lower --resolution"
+            print(f"warning: {gaps:.0%} of what the photos show has no surface in this mesh; try {other}")
         keep(run, options, unit)
 
 
@@ -248,8 +254,8 @@ def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> No
     with writing.Work(output.file("ply"), key(run, kind="points")) as work:
         views = Views(image_of, run.seeing_cameras(), work, None, run.device)
         views.render()
-        if cut is None and run.config.sampling.kind == "contracted":
-            note_rest(run, options, views, box)
+        if cut is None:
+            note_rest(run, options, views.shown())
         cloud = points.gather(views, box, cut, options.count).in_files(transform)
         counts = {name: len(cloud)}
         if name == "splats":

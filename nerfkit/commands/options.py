@@ -28,7 +28,7 @@ from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
 LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
-Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
+Source = Annotated[Literal["auto", "depth", "density"], tyro.conf.arg(name="from")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
 Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]", help_behavior_hint="")]
@@ -135,8 +135,9 @@ class GeometryOptions(ExportOptions):
 class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
-    # the surface; density: where opacity reaches --level; depth: fused depth of the training views
-    source: Source = "density"
+    # the surface; density: where opacity reaches --level; depth: fused depth of the training views; auto: density, or
+    # depth if a quarter of the surface that the photos show does not reach the level
+    source: Source = "auto"
     resolution: integer(2, 8192) = 256  # cells along the longest side
     level: number(0.001, 0.999) = LEVEL  # opacity at which the surface is, for --from density
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces

@@ -30,6 +30,8 @@ BLOCKS_OF_A_PART = 256  # that are worked on and kept together
 BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
 BEST = 3  # cameras whose colors a vertex takes
 TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
+SOFT = 0.25  # measured: the Orrery has 0.1 to 0.2 and is better from density, the room 0.27 to 0.4 and is not
+GAP = 4.0  # cells from what a photo shows to the mesh: more is a gap
 CHUNK = 2**19  # vertices that a view sees at once
 LEVELS = 12  # of the depth buffer; the coarsest has squares of 2**11 pixels
 COVERS = 1.0  # cells that a point of the surface hides, at least; at most twice as many, for levels are powers of two
@@ -70,6 +72,13 @@ class DensityField:
             if (is_inside & (crop is None or crop.inside(grid.points(part, torch.device("cpu"))).numpy())).any():
                 return False
         return True
+
+    def is_soft(self, points: np.ndarray, cell: float) -> bool:
+        """Whether the level is not reached at SOFT of the points [P, 3] at which views show a surface."""
+        parts = torch.from_numpy(points).float().to(self.views.device).split(POINTS_AT_ONCE)
+        with torch.no_grad():
+            below = sum(int((self.model.density(part) * cell < self.optical).sum()) for part in parts)
+        return below > SOFT * len(points)
 
     def blocks(self, grid: Grid) -> np.ndarray:
         """Blocks [N, 3] in which there may be a surface, and that a view sees: most of the surface of a place is in
@@ -213,6 +222,14 @@ def simplified(mesh: Mesh, faces: int) -> Mesh:
 def _nearest(places: np.ndarray, points: np.ndarray) -> np.ndarray:
     """The number [P] of the place [N, 3] that is nearest to each point [P, 3]."""
     return optional("scipy.spatial", "a mesh").cKDTree(places).query(points, workers=-1)[1]
+
+
+def gaps(mesh: Mesh, points: np.ndarray, cell: float) -> float:
+    """The share of points [P, 3] that are farther than GAP cells from every vertex."""
+    if not len(points):
+        return 0.0
+    tree = optional("scipy.spatial", "a mesh").cKDTree(mesh.vertices)
+    return float((tree.query(points, workers=-1)[0] > GAP * cell).mean())
 
 
 def cropped(mesh: Mesh, crop: Crop | None) -> Mesh:

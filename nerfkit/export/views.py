@@ -17,6 +17,7 @@ from nerfkit.export.writing import Arrays, Work
 from nerfkit.rendering.image_renderer import ImageRenderer, foretold
 
 MOST_LOADED = 2**31  # bytes of views in memory
+OPAQUE, SHOWN = 0.9, 2000  # opacity and number of the pixels of a view that say what it shows
 NEAREST = 0.5  # of the radius of what is exported: a camera amid it looks at what is at least so far away
 
 
@@ -127,6 +128,15 @@ class Views:
         if size <= self._room:  # the first ones stay: each pass is over all, in one order
             self._loaded[view], self._room = loaded, self._room - size
         return loaded
+
+    def shown(self) -> np.ndarray:
+        """Positions [P, 3] at the median depth of some opaque pixels of every view."""
+        found = []
+        for view in self:
+            rays, depth = view.camera.image_rays(0), view.depth.flatten()
+            rows = ((depth > 0) & (view.opacity.flatten() > OPAQUE)).nonzero()[:: len(depth) // SHOWN + 1, 0]
+            found.append((rays.origins[rows] + rays.directions[rows] * depth[rows, None]).double().cpu().numpy())
+        return np.concatenate(found)
 
     def __iter__(self) -> Iterator[View]:
         return (self[view] for view in range(len(self)))
