@@ -97,8 +97,8 @@ class OwnFolder:
                 place = place.absolute().parent
             if not kind and place == self.path and any(not name.startswith(probes) for name in os.listdir(place)):
                 raise RunError(
-                    f"{self.path} holds files that nerfkit did not write and does not change; "
-                    "choose another folder, or empty this one"
+                    f"{self.path} holds other files or folders, which nerfkit does not change; "
+                    "choose another folder, such as a new one in it, or empty this one"
                 )
             os.rmdir(tempfile.mkdtemp(prefix=probes, dir=place))
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name

@@ -101,9 +101,10 @@ def test_a_resumed_run_takes_the_steps_that_are_left(run, capsys):
         assert checkpoint.load(run)[1]["step"] == STEPS + 3
 
 
-def test_scores_of_a_split_are_of_that_split(run):
+def test_scores_of_a_split_are_of_that_split(run, capsys):
     first = json.loads((run / "metrics.json").read_text())
     call(eval_command, run, "--split", "train", "--comparison_images", 3, "--device", "cpu")
+    assert_names(capsys.readouterr().out, "for all of them", "--split train --comparison_images -1")
     metrics = json.loads((run / "eval" / "train" / "metrics.json").read_text())
     assert metrics["n_views"] == 12 and metrics["protocol"]["split"] == "train" and metrics["steps"] == STEPS
     assert len(list((run / "eval" / "train").glob("*.png"))) == 3

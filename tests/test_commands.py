@@ -89,6 +89,9 @@ def test_scores_on_another_scene_are_kept_apart(options, run, tmp_path):
     os.remove(run / "metrics.json")
     call("scripts/eval.py", run, "--data", moved)
     assert (run / "metrics.json").exists(), "the same scene elsewhere is the run's own"
+    train, test, aside = (moved / f"transforms_{name}.json" for name in ("train", "test", "aside"))
+    train.rename(aside), test.rename(train), aside.rename(test)
+    assert_names(call("scripts/eval.py", run, "--data", moved), "12 of 12 test views", "trained on")
 
 
 def test_a_model_that_gives_no_numbers_scores_nothing(run):

@@ -167,8 +167,8 @@ def test_preset_by_name(tmp_path, monkeypatch):
             config.load([name])
     with raises_mentioning(ConfigError, "did you mean quick?"):
         config.load(["qick"])
-    with raises_mentioning(ConfigError, tmp_path, "folder"):
-        config.load([tmp_path])
+    with raises_mentioning(ConfigError, tmp_path / "config.toml"):
+        config.load([tmp_path])  # a folder is that of a run
 
 
 def test_resume_ignores_nothing(tmp_path):
@@ -382,6 +382,9 @@ def test_decisions_are_kept_with_the_run_and_when_it_goes_on(folder: Path, tmp_p
     assert run_main(train, *SMALL, "--data.path", folder, "--out", run) == 0
     decisions = load_run(run, "cpu").config.decisions
     assert decisions["data.background"].by == "scene" and "trainer.steps" not in decisions
+    for another in (train_options(["--config", str(file)]) for file in (run, run / "config.toml")):
+        assert (another.out, another.data.format, another.data.background) == ("", "auto", None), "for any scene"
+        assert another.trainer.steps == load_run(run, "cpu").config.trainer.steps
     others = "--trainer.steps 9 --trainer.learning_rate 0.1 --trainer.save_every 5 --eval.every 3 --ops.backend torch"
     assert run_main(train, "--resume", run, *others.split()) == 0
     after = load_run(run, "cpu").config.decisions

@@ -92,10 +92,11 @@ def test_problems():
 
 @pytest.mark.parametrize("times, wanted", [(1, ""), (16, "--data.downscale 4"), (1e5, "--data.downscale 8")])
 def test_images_are_proposed_as_small_as_rays_suffice_for(monkeypatch, times: float, wanted: str):
-    """Of pixels that are so many times as many as a training's rays; none of a side below 128."""
-    large = inspected(capture_of(ring(8), (LENS.resized(1600, 1280),)), [OnDisk(1600, 1280)] * 8)
+    """Of pixels that are so many times as many as a training's rays; most have no side below 128."""
     monkeypatch.setattr(inspect, "forecast", lambda *_: (7 * 1600 * 1280 / times, 60.0, "cpu"))
-    assert inspect.next_command(large, DataConfig(path="scene"))[-1].endswith(f"train scene {wanted}".rstrip())
+    for sizes in ([(1600, 1280)] * 8, [(1600, 1280)] * 7 + [(100, 80)]):
+        large = inspected(capture_of(ring(8), (LENS.resized(1600, 1280),)), [OnDisk(*size) for size in sizes])
+        assert inspect.next_command(large, DataConfig(path="scene"))[-1].endswith(f"train scene {wanted}".rstrip())
 
 
 def test_report_is_printable_whatever_names_there_are():

@@ -5,6 +5,7 @@ Scores of the test views are in RUN/metrics.json, of another split in RUN/eval/<
 RUN/eval/on_<scene>/<split>: they never replace the run's own.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from os.path import exists
 from pathlib import Path
@@ -44,19 +45,26 @@ def main(options: EvalOptions, processes: Processes = SINGLE_PROCESS) -> int:
     other = scene.name if differences else ""
     if other:
         print(f"{scene.name} is not the scene that the run was trained on ({differences[0]})")
+        n_trained = len({*views.names} & {*run.scene.names("train")})
+        if n_trained and split != "train":
+            print(f"warning: {n_trained} of {len(views.names)} {split} views have names of images that were trained on")
     metrics = evaluate(run.model, config, views, run.state, folder, run.device, other, processes)
-    print_scores(metrics, folder.path, split, other)
+    given = {"--split": options.split, "--data": options.data}
+    print_scores(metrics, folder.path, split, other, [x for pair in given.items() if pair[1] for x in pair])
     print(f"per view and protocol: {scores_file(folder.path, split, other)}")
     return 0
 
 
-def print_scores(metrics: dict[str, Any], run: Path, split: str, other_scene: str = "") -> None:
+def print_scores(
+    metrics: dict[str, Any], run: Path, split: str, other_scene: str = "", given: Sequence[str] = ()
+) -> None:
     """With where `evaluate` put the images of truth, render and error, and what gives those of all views."""
     n, n_views = metrics["comparisons"], metrics["n_views"]
     print(f"{n_views} {split} views: {in_one_line(metrics)}")
     images = run / score_name(split, other_scene)
     saved = f"truth, render and error of {n} views: {images}" if n else "no image is saved"
-    print(saved if n == n_views else f"{saved}; for all of them: {command_line('eval', run)} --comparison_images -1")
+    command = command_line("eval", run, *given, "--comparison_images", -1)
+    print(saved if n == n_views else f"{saved}; for all of them: {command}")
 
 
 def find_scene(data: str | None, config: Config, transform: SceneTransform | None) -> Scene:

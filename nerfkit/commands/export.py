@@ -79,8 +79,7 @@ def opened(
         print(f"in meters: a unit of the scene's files is {unit.meters_per_unit:g} m{why}")
     elif not is_model and name != "web":
         print(
-            "note: lengths are in the unit of the scene's files; COLMAP's is arbitrary. For meters give --scale, or "
-            "--measure"
+            "note: lengths are in the unit of the scene's files, which may be any; for meters give --scale or --measure"
         )
     return output, cut, unit
 

@@ -31,7 +31,12 @@ from nerfkit.data.judging import Judged, judge
 from nerfkit.data.load import load_capture, look_at, poses_beside
 from nerfkit.data.readers.folders import beside
 from nerfkit.data.scene import Scene, Views, format_sizes
-from nerfkit.data.scene_transform.diagnostics import mask_diagnostics, outlines_an_object, pixel_diagnostics
+from nerfkit.data.scene_transform.diagnostics import (
+    mask_diagnostics,
+    number_diagnostics,
+    outlines_an_object,
+    pixel_diagnostics,
+)
 from nerfkit.data.scene_transform.rig import evenly, half_angles
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.data.sfm import INSTALL, plan, root_of
@@ -49,7 +54,6 @@ MAX_THREADS = 16
 READY, DOUBTED, REFUSED = "Ready to train.", "It can be trained. Look at this first:", "Mend this, or training stops:"
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
-FEW_IMAGES = 15  # for training, below which there is a remark
 TRIED_SIDE, TRIED_VIEWS = 128, 8  # pixels of a side, and views, with which steps are tried
 LATER = 1000  # the step that is the first tried one: when the occupancy grid is updated seldom
 UNTIMED_STEPS, TIMED_STEPS = 4, 16  # a GPU records its graph in the fourth
@@ -98,8 +102,10 @@ def without_poses(source: Path, data: DataConfig) -> int:
     if find_spec("pycolmap") is None:
         print(f"Not ready: the poses are found by pycolmap, which is not installed: {INSTALL}")
         return 1
-    typed = [*as_options(data), "--data.sfm_dir", "DIR"]
-    print(f"To find only the poses, saved in DIR, and a --data.downscale:\n  {command_line('inspect', *typed)}")
+    typed = as_options(data)
+    print(f"To train:\n  {command_line('train', *typed)}")
+    typed += ["--data.sfm_dir", "DIR"]
+    print(f"To find only the poses first, saved in DIR, and a --data.downscale:\n  {command_line('inspect', *typed)}")
     print(f"To train with them:\n  {command_line('train', *typed)}")
     return 0
 
@@ -112,7 +118,7 @@ def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
     downscale, lenses = data.downscale, [image.lens for image in images]
     if downscale == 1:
         wanted = math.log2(sum(lens.width * lens.height for lens in lenses) / n_rays) / 2
-        most = math.log2(min(min(lens.width, lens.height) for lens in lenses) / LEAST_SIDE)
+        most = math.log2(np.median([min(lens.width, lens.height) for lens in lenses]) / LEAST_SIDE)
         downscale = 2.0 ** max(0, min(round(wanted), math.floor(most)))
     smaller = f", with images 1/{downscale:g} as wide" * (downscale != 1)
     if inspection.n_outlines == len(inspection.there):
@@ -304,12 +310,12 @@ class Inspection:
         problems += self.transform.warnings()
         n_there, n_masks = len(self.there), len(self.ignored)
         if 0 < n_masks < n_there:
-            problems.append(f"{n_there - n_masks} of {n_there} images have no mask; all of their pixels are used")
+            what = f"{n_there - n_masks} of {n_there} images lack a mask"
+            problems.append(f"{what}, so all of their pixels are used; give them one, or remove them")
         problems += mask_diagnostics(self.ignored, self.n_outlines, self.capture.white_ignores)
-        if 0 < (train := len(self.splits.get("train", []))) < FEW_IMAGES:
-            problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
+        problems += number_diagnostics(len(self.splits.get("train", [])))
         alpha = sum(file.has_alpha for _, file in self.there)
-        if 0 < alpha < n_there:
+        if 0 < alpha < n_there and not self.errors:
             problems.append(f"{alpha} images have alpha and the others do not; give all of them alpha, or none")
         return problems
 

@@ -26,6 +26,7 @@ from nerfkit.safe_io import ALIKE, did_you_mean, printable, shell_join
 from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
+ELSEWHERE = {"lr": "learning_rate", "iterations": "steps", "iters": "steps", "max_num_iterations": "steps"}
 LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
 Source = Annotated[Literal["auto", "depth", "density"], tyro.conf.arg(name="from")]
@@ -273,6 +274,7 @@ def meant(option: str, kind: type) -> str:
     """The end of a message: at most three options, whose names are spelt like the one that was typed, or are a part of
     it or the other way round."""
     name = option.lstrip("-").replace("-", "_").rpartition(".")[2]
+    name = ELSEWHERE.get(name, name)
 
     def alike(other: str) -> float:
         last = other.lstrip("-").rpartition(".")[2]
@@ -356,6 +358,8 @@ def hints(command: str, arguments: list[str]) -> list[str]:
         values = list(takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :]))
         if option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
             found.append("--size takes a width and a height: --size 640 360")
+        elif option == "--resume" and not values and "=" not in word:
+            found.append("--resume takes the folder of a run: --resume runs/scene")
         elif option == "--outputs" and len(values) > 1:
             found.append(f"--outputs takes names with commas between: --outputs {shell_join(','.join(values))}")
         elif command == "train" and option in ("--viewer", "--overwrite") and values and values[0] not in BOOLEANS:
@@ -366,6 +370,6 @@ def hints(command: str, arguments: list[str]) -> list[str]:
 def first_look(arguments: list[str]) -> argparse.Namespace:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="*", action="extend")
-    first.add_argument("--resume", default="")
+    first.add_argument("--resume", nargs="?", default="")
     first.add_argument("--data.path", nargs="?", dest="data_path")
     return first.parse_known_args(arguments)[0]

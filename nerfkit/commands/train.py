@@ -18,7 +18,7 @@ from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig
 from nerfkit.config.recipe import UNLIMITED, value_text
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
-from nerfkit.data.scene_transform.diagnostics import image_diagnostics
+from nerfkit.data.scene_transform.diagnostics import image_diagnostics, number_diagnostics
 from nerfkit.data.scene_transform.transform import corner_text
 from nerfkit.device import check_memory, pick_device, seed_everything
 from nerfkit.errors import RunError, SceneError
@@ -80,7 +80,8 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     folder = processes.rank0_first(lambda: open_folder(options, config, scene, processes))
     views = scene.split("train")
     images = views.load(processes.is_first, with_depth=config.trainer.depth > 0)
-    for line in image_diagnostics(images, views.white_ignores, config.data.background) if processes.is_first else ():
+    doubts = image_diagnostics(images, views.white_ignores, config.data.background)
+    for line in [*number_diagnostics(len(views.cameras)), *doubts] if processes.is_first else ():
         warnings.warn(line, stacklevel=2)
     seed_everything(config.seed)  # what a model of one's own may draw
     trainer = Trainer(config, views.cameras, images, scene=scene, device=device, processes=processes)

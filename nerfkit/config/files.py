@@ -51,10 +51,14 @@ def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 
 def changes_of(path: str | Path) -> dict[str, Any]:
-    """What a file or a preset says; of a run's options without what its scene decided, in the frame of that run."""
+    """What a file or a preset says; of a run's options without its folder, the format of its files, and what its scene
+    decided, in the frame of that run."""
     file = preset_path(str(path))
-    values = read_toml(file)
-    for option, decision in read_decisions(file.parent).items():
+    values, decisions = read_toml(file), read_decisions(file.parent)
+    if decisions:
+        values.pop("out", None)
+        values.get("data", {}).pop("format", None)
+    for option, decision in decisions.items():
         group, _, name = option.rpartition(".")
         if decision.by == "scene" and isinstance(values.get(group), dict):
             values[group].pop(name, None)
@@ -89,7 +93,7 @@ def preset_path(name: str) -> Path:
     """The TOML file `name`, or else the preset of that name."""
     presets = {file.stem: file for file in sorted(shipped("configs").glob("*.toml"))}
     if os.path.exists(name) and not (os.path.isdir(name) and name in presets):
-        return Path(name)
+        return Path(name, "config.toml") if os.path.isdir(name) else Path(name)  # a folder: that of a run
     if name not in presets:
         raise ConfigError(
             f"no configuration '{printable(name)}'; give the path of a TOML file, or one of {', '.join(presets)}"
@@ -160,6 +164,7 @@ def converted(values: dict[str, Any], source: str) -> Config:
         config = msgspec.convert(_plain(values, Config, source, prefix=""), Config)
     except msgspec.ValidationError as error:
         message, _, key = str(error).partition(" - at `$.")
+        message = message.replace(" | null", " or auto").replace("`", "")
         raise ConfigError(f"{source}: {key.rstrip('`')}: {printable(message)}") from None
     check_values(config, f"{source}: ")
     return config

@@ -37,7 +37,7 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
         try:
             return None if words == [AUTO] else msgspec.convert(words if kind is Box else words[0], kind, strict=False)
         except msgspec.ValidationError:
-            raise ValueError(f"expected {AUTO} or {shape}, got {' '.join(words)!r}") from None
+            raise ValueError(f"expected {AUTO} or {shape.replace(',', ' or ')}, got {' '.join(words)!r}") from None
 
     spec = PrimitiveConstructorSpec(
         nargs="*" if kind is Box else 1,

@@ -159,13 +159,13 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
         return (f"{name}: none of the {n_missing} images that are listed can be read.",)
     what = "panoramas" if all(lens.is_panorama for lens in lenses) else "images"
     sizes = format_sizes([(lens.width, lens.height) for lens in lenses])
+    sizes = f"({sizes})" if "," in sizes else f"of {sizes}"
     of_lenses = "one lens" if n_lenses == 1 else f"{n_lenses} lenses"
-    missing = f"{n_missing} more listed, but missing or broken (nerfkit inspect names them)"
-    missing = missing if n_missing else "No image is missing"
+    missing = f"{n_missing} more listed, but missing or broken" if n_missing else "No image is missing"
     train, test = (counts.get(split, 0) or "none" for split in ("train", "test"))
     others = "".join(f", {n} in the split {printable(name)}" for name, n in counts.items() if name not in TRAIN_TEST)
     return (
-        f"{name}: {len(lenses)} {what} of {sizes} from {of_lenses}, {TAKEN[kind]}.",
+        f"{name}: {len(lenses)} {what} {sizes} from {of_lenses}, {TAKEN[kind]}.",
         f"{missing}; {train} to train on, {test} held out for scoring{others}.",
     )
 

@@ -99,7 +99,7 @@ def load_capture(
 def look_at(path: str, format: str = "auto") -> tuple[Path, list[str]]:
     """The folder or video of a scene, and the formats to read it as: none for photos without poses."""
     if not path:
-        raise SceneError("no scene is given; give its folder, as in: nerfkit train FOLDER")
+        raise SceneError("no scene is given; give its folder, as in: nerfkit inspect FOLDER, or nerfkit train FOLDER")
     folder = _path(path)
     if not os.path.lexists(folder):
         raise SceneError(f"the folder '{printable(folder)}' {missing_hint(folder)}")

@@ -39,6 +39,7 @@ MOST = 0.9  # share of the images that have to be plain, or copies
 SAMPLED_PIXELS = 1024  # of an image
 MAX_IMAGES = 512  # that are looked at
 DARK = 64  # of 255: no image of a set is brighter
+FEW_IMAGES = 15  # for training, below which there is a remark
 MASKED = 0.6  # share of pixels that masks ignore, above which they may be the wrong way
 CUT_OUT = "--data.masks alpha"
 AROUND = 0.8  # share of edges that masks of an object ignore; of the middle they leave
@@ -205,6 +206,12 @@ def outlines_an_object(mask: np.ndarray) -> bool:
     middle = mask[2 * height // 5 : 3 * height // 5 + 1, 2 * width // 5 : 3 * width // 5 + 1]
     edges = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
     return bool(edges.mean() > AROUND and middle.mean() < 1 - AROUND)
+
+
+def number_diagnostics(n_images: int) -> list[str]:
+    """Of the images to train on."""
+    few = f"{n_images} training image{' is' if n_images == 1 else 's are'} few; {FEW_IMAGES} and more are usual"
+    return [few] * (0 < n_images < FEW_IMAGES)
 
 
 def mask_diagnostics(shares: Sequence[float], n_outlines: int, white_ignores: bool) -> list[str]:

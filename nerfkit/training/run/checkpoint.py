@@ -70,7 +70,7 @@ def load(folder: Path, whole: set[str] | None = None) -> tuple[dict[str, Tensor]
             if whole is not None:
                 whole.add(path.name)
             return tensors, state
-    raise RunError(f"no intact checkpoint in {folder}: {'; '.join(problems)}")
+    raise RunError(f"no intact checkpoint in {folder}: {'; '.join(problems)}; put it back, or train again")
 
 
 def part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
