@@ -165,6 +165,9 @@ def test_inspection_of_what_is_cut_out(masked):
     cut = examine(load_capture(str(masked)), DataConfig(masks="alpha"))
     assert_names(cut.page(), "with alpha: 20, with mask: 0", CUT_OUT, "kind object")
     assert all("no points" in problem for problem in cut.problems())
+    posed.masks_in(masked, np.pad(np.zeros((12, 16), dtype=bool), 5, constant_values=True))
+    inverted = examine(load_capture(str(masked)), DataConfig(masks="alpha")).problems()
+    assert_names("\n".join(inverted), "20 images", "invert them")
     next(iter((masked / "masks").iterdir())).unlink()
     (refused,) = examine(load_capture(str(masked)), DataConfig(masks="alpha")).refused
     assert_names(refused, "1 of 20 images have neither mask nor alpha")

@@ -167,18 +167,19 @@ def examine(capture: Capture, data: DataConfig) -> Inspection:
 
     def on_disk(image: PosedImage, problem: str) -> OnDisk:
         header = judged.headers.get(image.name)
-        ignored, outlines_object = None, False
+        ignored, outlines_object, inverted = None, False, False
         if header is None:
             return OnDisk(0, 0, problem=problem)
         try:
             lens = assemble.fitted_lens(image, header, data.downscale)
-            if image.mask is not None and not alpha_masks:
+            if image.mask is not None:
                 mask = read_mask(image.mask, (header.width, header.height), judged.masks) == capture.white_ignores
-                ignored, outlines_object = float(mask.mean()), outlines_an_object(mask)
+                ignored, outlines_object = None if alpha_masks else float(mask.mean()), outlines_an_object(mask)
+                inverted = alpha_masks and outlines_an_object(~mask)
         except SceneError as error:
             return OnDisk(0, 0, problem=str(error))
         has_alpha = header.has_alpha or (alpha_masks and image.mask is not None)
-        return OnDisk(lens.width, lens.height, has_alpha, ignored, outlines_object, problem)
+        return OnDisk(lens.width, lens.height, has_alpha, ignored, outlines_object, inverted, problem)
 
     with ThreadPoolExecutor(min(cores(), MAX_THREADS)) as pool:
         sampled = set(evenly(len(candidates), SAMPLED_IMAGES))
@@ -232,6 +233,7 @@ class OnDisk:
     has_alpha: bool = False  # or is cut out by its mask
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
     outlines_object: bool = False  # its mask ignores the border of the image and keeps the middle
+    inverted: bool = False  # it is cut out by a mask that keeps the border and not the middle
     problem: str = ""  # why it cannot be read, or not whole
 
 
@@ -313,6 +315,8 @@ class Inspection:
             what = f"{n_there - n_masks} of {n_there} images lack a mask"
             problems.append(f"{what}, so all of their pixels are used; give them one, or remove them")
         problems += mask_diagnostics(self.ignored, self.n_outlines, self.capture.white_ignores)
+        if 2 * (n_inverted := sum(file.inverted for _, file in self.there)) > n_there:
+            problems.append(f"masks cut out the middle of {n_inverted} images and keep the border; invert them")
         problems += number_diagnostics(len(self.splits.get("train", [])))
         alpha = sum(file.has_alpha for _, file in self.there)
         if 0 < alpha < n_there and not self.errors:

@@ -163,10 +163,12 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
     of_lenses = "one lens" if n_lenses == 1 else f"{n_lenses} lenses"
     missing = f"{n_missing} more listed, but missing or broken" if n_missing else "No image is missing"
     train, test = (counts.get(split, 0) or "none" for split in ("train", "test"))
+    n_depths = sum(image.depth is not None for image in capture.images)
+    depths = f" {n_depths} images have depth." if n_depths else ""
     others = "".join(f", {n} in the split {printable(name)}" for name, n in counts.items() if name not in TRAIN_TEST)
     return (
         f"{name}: {len(lenses)} {what} {sizes} from {of_lenses}, {TAKEN[kind]}.",
-        f"{missing}; {train} to train on, {test} held out for scoring{others}.",
+        f"{missing}; {train} to train on, {test} held out for scoring{others}.{depths}",
     )
 
 

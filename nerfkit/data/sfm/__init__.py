@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from nerfkit.data.images.pixels import look_into
 from nerfkit.data.scene import format_sizes
+from nerfkit.data.scene_transform.diagnostics import number_diagnostics
 from nerfkit.data.sfm.photos import Photo, Report, choose_pairs, find_photos, image_folder, save_upright
 from nerfkit.errors import SceneError, UserError
 from nerfkit.safe_io import first_of, printable, read_json
@@ -59,6 +60,8 @@ def plan(source: Path, report: Report = print) -> tuple[str, float]:
         n_around = sum(photo.is_panorama for photo in found)
         kind = "panoramas" if n_around == len(found) else "photos" + f" ({n_around} panoramas)" * (n_around > 0)
         what = f"{len(found)} {kind} of {format_sizes(sizes)} from {lenses}"
+        for line in number_diagnostics(len(found)):
+            report(f"warning: {line}")
     longest = MAX_IMAGE_SIZE * (AROUND if 2 * n_around > len(names) else 1)
     pixels = sum(width * height * min(1.0, longest / max(width, height)) ** 2 for width, height in sizes)
     n_pairs = len(choose_pairs(names, source.is_file()))
