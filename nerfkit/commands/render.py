@@ -21,10 +21,13 @@ from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.rendering import images, paths
 from nerfkit.rendering.image_renderer import ImageRenderer, foretold
 from nerfkit.safe_io import chosen, did_you_mean, read_json
+from nerfkit.training.evaluator import evenly_chosen
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 
 PATH_FILE = "path.json"  # in the frame of the scene's files
+SPAN_FRAMES, SPAN_SIDE = 8, 96  # that are rendered for the range of the depth colors, pixels of their longer side
+OUTER = 0.01  # share of depths beyond each end of it
 LEGEND = "legend_"  # in an image of its own: those of depths are read by programs, too
 FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views
 BYTES_PER_PIXEL = 40  # of an output: values, previews and files in memory, about
@@ -175,10 +178,7 @@ def render_frames(
 ) -> None:
     outputs = tuple(output for output, names in FILES.items() if names[0] in frames)
     image_of = ImageRenderer(run.model, run.background)
-    box = torch.tensor(run.config.data.box).view(2, 3)
-    distance = (run.cameras("train").positions - box.mean(0)).norm(dim=-1).mean().item()
-    radius = (box[1] - box[0]).norm().item() / 2
-    span = max(distance - radius, 0.0), distance + radius  # of the depth colors: from the cameras into the box
+    span = depth_span(image_of, cameras) if {"depth", "median_depth"} & {*outputs} else (0.0, 1.0)
     ends = span if run.transform is None else [run.transform.distance_to_input(end) for end in span]
     for name in frames if processes.is_first else ():
         if name.startswith("depth"):
@@ -194,3 +194,19 @@ def render_frames(
             if name != "rgb":  # before the image, which marks the frame as done
                 folder.write(f"{Path(files[view]).stem}.npz", images.npz_bytes(**{name: values[name]}))
             folder.write(files[view], images.png_bytes(images.preview(name, rendered, span)))
+
+
+def depth_span(image_of: ImageRenderer, cameras: Cameras) -> tuple[float, float]:
+    """The range of the depth colors: nearly all depths of a few frames, rendered small; alike for every process."""
+    found = []
+    for view in evenly_chosen(len(cameras), SPAN_FRAMES):
+        one = cameras[[view]]
+        scale = min(1.0, SPAN_SIDE / max(one.size(0)))
+        small = one.resized(*(max(1, round(scale * side)) for side in one.size(0)))
+        values = image_of(small, 0, ("depth", "opacity"))
+        found.append(values["depth_ray"][values["opacity"] > 0.5].cpu())
+    depths = torch.cat(found)
+    if not len(depths):
+        return 0.0, 1.0
+    low, high = torch.quantile(depths, torch.tensor([OUTER, 1 - OUTER])).tolist()
+    return low, max(high, 1.01 * low)
