@@ -382,9 +382,11 @@ def test_decisions_are_kept_with_the_run_and_when_it_goes_on(folder: Path, tmp_p
     assert run_main(train, *SMALL, "--data.path", folder, "--out", run) == 0
     decisions = load_run(run, "cpu").config.decisions
     assert decisions["data.background"].by == "scene" and "trainer.steps" not in decisions
-    for another in (train_options(["--config", str(file)]) for file in (run, run / "config.toml")):
-        assert (another.out, another.data.format, another.data.background) == ("", "auto", None), "for any scene"
-        assert another.trainer.steps == load_run(run, "cpu").config.trainer.steps
+    for file in (run, run / "config.toml"):
+        again, other = (train_options([*scene, "--config", str(file)]) for scene in ((), (str(tmp_path),)))
+        assert (again.data.format, other.data.format) == (load_run(run, "cpu").config.data.format, "auto")
+        assert again.out == other.out == "" and again.data.background is other.data.background is None
+        assert again.trainer.steps == other.trainer.steps == load_run(run, "cpu").config.trainer.steps
     others = "--trainer.steps 9 --trainer.learning_rate 0.1 --trainer.save_every 5 --eval.every 3 --ops.backend torch"
     assert run_main(train, "--resume", run, *others.split()) == 0
     after = load_run(run, "cpu").config.decisions

@@ -110,7 +110,7 @@ def test_depth_in_another_unit_than_the_poses_is_noticed(tmp_path, unit, lens):
     (tmp_path / MAIN).write_text(json.dumps(content))
     inspection = examine(load_capture(str(tmp_path)), DataConfig())
     warnings = [problem for problem in inspection.problems() if "depth" in problem]
-    assert f"{len(content['frames'])} images have depth" in inspection.verdict()[1]
+    assert f"{len(content['frames'])} have depth images" in inspection.verdict()[1]
     assert bool(warnings) == (unit != 1), warnings
     assert_names("".join(warnings) or inspection.page(), "training images have depth", "of their pixels")
     named = float(re.search(r"--data.depth_unit ([0-9.]+)", warnings[0])[1]) if warnings else 1.0

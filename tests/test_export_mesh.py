@@ -196,6 +196,9 @@ def test_a_mesh_is_from_depth_where_the_density_rises_slowly(run, tmp_path, caps
         )
         assert np.array_equal(automatic, asked) and not np.array_equal(automatic, not_asked)
         assert ("so this is --from depth" in capsys.readouterr().out) == (folder is mist)
+    thin = write_run(tmp_path / "thin", amount=4)  # which reaches the level nowhere
+    assert len(exported(thin, out, "--overwrite")["faces"]) > 1000
+    assert "so this is --from depth" in capsys.readouterr().out
 
 
 def test_a_mesh_that_lacks_what_the_photos_show_is_a_warning(run, tmp_path, capsys):

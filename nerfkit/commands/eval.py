@@ -21,7 +21,7 @@ from nerfkit.errors import RunError, SceneError
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run.files import in_one_line, score_name, scores_file
-from nerfkit.training.run.folder import RunFolder, describe, run_transform, scene_differences
+from nerfkit.training.run.folder import RunFolder, describe, n_shared, run_transform, scene_differences
 from nerfkit.training.run.load import load_run
 
 
@@ -45,11 +45,11 @@ def main(options: EvalOptions, processes: Processes = SINGLE_PROCESS) -> int:
     other = scene.name if differences else ""
     if other:
         print(f"{scene.name} is not the scene that the run was trained on ({differences[0]})")
-        n_trained = len({*views.names} & {*run.scene.names("train")})
+        n_trained = n_shared(run.scene.splits["train"], describe(scene).splits[split])
         if n_trained and split != "train":
-            print(f"warning: {n_trained} of {len(views.names)} {split} views have names of images that were trained on")
+            print(f"warning: {n_trained} of {len(views.names)} {split} views were trained on")
     metrics = evaluate(run.model, config, views, run.state, folder, run.device, other, processes)
-    given = {"--split": options.split, "--data": options.data}
+    given = {"--split": options.split, "--data": options.data, "--module": options.module, "--lpips": options.lpips}
     print_scores(metrics, folder.path, split, other, [x for pair in given.items() if pair[1] for x in pair])
     print(f"per view and protocol: {scores_file(folder.path, split, other)}")
     return 0

@@ -40,6 +40,7 @@ POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and fa
 ON_THE_HOST = 2e-4  # seconds a square of a cell, whatever the device: triangles, loose parts, holes, unwrapping
 POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 OUTER = 0.02  # of positions, along each axis, on each side of the crop that is named
+USUAL_CELLS = 256  # for which it was measured how soft a surface may be
 MOST_GAPS = 0.05  # of what the photos show, without a warning
 COMPARED = 4  # views on which a page is compared with the run
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
@@ -74,6 +75,8 @@ def opened(
         cut = active_crop(run.folder, run.transform)
     else:
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
+    if is_middle(run, cut) and name != "web":
+        print("exporting the middle of the place (data.box of the run); --crop chooses another part")
     if unit is not None:
         why = "" if options.scale or options.measure else f", as {scale.SCALE} of the run says"
         print(f"in meters: a unit of the scene's files is {unit.meters_per_unit:g} m{why}")
@@ -117,22 +120,24 @@ def where(run: Run, options: cli.GeometryOptions, cut: Crop | None) -> str:
     )
 
 
+def is_middle(run: Run, cut: Crop | None) -> bool:
+    return cut is None and run.config.sampling.kind == "contracted"
+
+
 def note_rest(run: Run, options: cli.GeometryOptions, shown: np.ndarray) -> None:
     """Say how much of the positions [P, 3] the middle of a place holds, and which crop would hold most of them."""
 
     def inside(box: np.ndarray) -> float:
         return ((shown >= box[0]) & (shown <= box[1])).all(axis=1).mean()
 
-    if run.config.sampling.kind != "contracted" or not len(shown):
+    if not len(shown):
         return
     in_middle, transform = inside(np.array(run.config.data.box).reshape(2, 3)), target_transform(run, options)
     shown = shown if transform is None else transform.to_input(shown)
     larger = np.quantile(shown, (OUTER, 1 - OUTER), axis=0)
-    more = f"; --crop {' '.join(f'{x:.3g}' for x in larger.flatten())} has {inside(larger):.0%}"
-    print(
-        f"note: this is the middle of the place (data.box of the run), {in_middle:.0%} of what the photos show"
-        f"{more * bool(inside(larger) > in_middle)}"
-    )
+    larger = larger.round(2 - math.floor(math.log10(np.ptp(larger, axis=0).max() or 1.0)))
+    more = f"; --crop {' '.join(f'{x:.12g}' for x in larger.flatten())} has {inside(larger):.0%}"
+    print(f"note: that is {in_middle:.0%} of what the photos show{more * bool(inside(larger) > in_middle)}")
 
 
 def export_mesh(run: Run, options: cli.MeshOptions) -> None:
@@ -153,26 +158,31 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
     wide = f"{grid.cell * length:.3g} {'units' if unit is None else 'm'}"
     print(f"cells are {wide} wide; a smaller --crop or a larger --resolution makes them smaller")
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
-    settings = {"from": options.source, "level": options.level, "grid": in_blocks, "blocks": "seen"}
+    settings = {"level": options.level, "grid": in_blocks, "blocks": "seen"}
     image_of = ImageRenderer(run.model, run.background)
     with writing.Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
         images = photos(run) if size else None
         print(f"this takes about {duration(mesh_seconds(run, options, views))}")
+        is_auto = options.source == "auto" and options.level == cli.LEVEL
         is_density, density = options.source != "depth", mesh.DensityField(run.model, options.level, views)
         try:
             if is_density and density.is_empty(grid, cut):
-                raise writing.EmptyError("there is no surface: the opacity is below --level everywhere")
+                is_density = False
+                if not is_auto or cut is not None:
+                    raise writing.EmptyError("there is no surface: the opacity is below --level everywhere")
             views.render()
             shown = views.shown()
-            if cut is None:
+            if is_middle(run, cut):
                 note_rest(run, options, shown)
             low, high = grid.origin, grid.origin + grid.cell * np.array(grid.cells)
             shown = shown[((shown > low) & (shown < high)).all(axis=1)]
             shown = shown if cut is None else shown[cut.inside(torch.from_numpy(shown)).numpy()]
-            if options.source == "auto" and options.level == cli.LEVEL and density.is_soft(shown, grid.cell):
+            # Finer cells have less opacity: that does not make depth better.
+            usual = max(grid.cell, float((high - low).max()) / USUAL_CELLS)
+            is_density = is_density and not (is_auto and density.is_soft(shown, usual))
+            if is_auto and not is_density:
                 print("note: the opacity is below --level at much of the surface; so this is --from depth")
-                is_density = False
             source = density if is_density else mesh.DepthField(views)
             shape = mesh.cropped(mesh.surface(grid, source, work), cut)
         except writing.EmptyError as error:
@@ -253,7 +263,7 @@ def export_cloud(run: Run, options: cli.PointsOptions | cli.SplatsOptions) -> No
     with writing.Work(output.file("ply"), key(run, kind="points")) as work:
         views = Views(image_of, run.seeing_cameras(), work, None, run.device)
         views.render()
-        if cut is None:
+        if is_middle(run, cut):
             note_rest(run, options, views.shown())
         cloud = points.gather(views, box, cut, options.count).in_files(transform)
         counts = {name: len(cloud)}

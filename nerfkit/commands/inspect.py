@@ -43,6 +43,7 @@ from nerfkit.data.sfm import INSTALL, plan, root_of
 from nerfkit.device import pick_device
 from nerfkit.errors import SceneError, UserError
 from nerfkit.files import OwnFolder
+from nerfkit.metrics import MIN_SIDE
 from nerfkit.rendering.image_renderer import duration
 from nerfkit.safe_io import first_of, printable
 from nerfkit.threads import cores
@@ -58,7 +59,7 @@ TRIED_SIDE, TRIED_VIEWS = 128, 8  # pixels of a side, and views, with which step
 LATER = 1000  # the step that is the first tried one: when the occupancy grid is updated seldom
 UNTIMED_STEPS, TIMED_STEPS = 4, 16  # a GPU records its graph in the fourth
 SAMPLES_PER_RAY = 16  # about, once the field knows which cells are empty
-LEAST_SIDE = 128  # pixels: no smaller images are proposed
+LEAST_SIDE = 128  # pixels: most images are not proposed to be smaller
 
 
 def main(options: InspectOptions) -> int:
@@ -118,7 +119,8 @@ def next_command(inspection: Inspection, data: DataConfig) -> list[str]:
     downscale, lenses = data.downscale, [image.lens for image in images]
     if downscale == 1:
         wanted = math.log2(sum(lens.width * lens.height for lens in lenses) / n_rays) / 2
-        most = math.log2(np.median([min(lens.width, lens.height) for lens in lenses]) / LEAST_SIDE)
+        sides = [min(lens.width, lens.height) for lens in lenses]
+        most = math.log2(min(np.median(sides) / LEAST_SIDE, min(sides) / MIN_SIDE))
         downscale = 2.0 ** max(0, min(round(wanted), math.floor(most)))
     smaller = f", with images 1/{downscale:g} as wide" * (downscale != 1)
     if inspection.n_outlines == len(inspection.there):

@@ -328,6 +328,8 @@ def export_options(arguments: list[str]) -> ExportOptions:
 def train_options(arguments: list[str]) -> TrainOptions:
     known = first_look(arguments)
     resumed = None
+    if known.resume == "":
+        raise ConfigError("--resume takes the folder of a run: --resume runs/scene")
     if known.resume:  # Python code of the run's is not imported unless it is given again
         before = read_config(Path(known.resume))
         resumed = replace(before, model=replace(before.model, module=""), trainer=replace(before.trainer, loss=""))
@@ -339,6 +341,12 @@ def train_options(arguments: list[str]) -> TrainOptions:
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
     options = parsed(TrainOptions, "train", arguments, default)
     take_scene(options, known.data_path)
+    if not known.resume and config.data.path not in ("", options.data.path):  # a run's options for another scene
+        from nerfkit.data.load import format_elsewhere  # which imports torch
+
+        own = options.data.format != config.data.format or options.data.sfm_dir != config.data.sfm_dir
+        other = {"format": format_elsewhere(options.data.path, options.data.format), "sfm_dir": ""}
+        options.data = options.data if own else replace(options.data, **other)
     options.model.options = config.model.options | options.model.options
     config_module.check(options)
     if options.resume and options.overwrite:
@@ -358,8 +366,6 @@ def hints(command: str, arguments: list[str]) -> list[str]:
         values = list(takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :]))
         if option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
             found.append("--size takes a width and a height: --size 640 360")
-        elif option == "--resume" and not values and "=" not in word:
-            found.append("--resume takes the folder of a run: --resume runs/scene")
         elif option == "--outputs" and len(values) > 1:
             found.append(f"--outputs takes names with commas between: --outputs {shell_join(','.join(values))}")
         elif command == "train" and option in ("--viewer", "--overwrite") and values and values[0] not in BOOLEANS:
@@ -370,6 +376,6 @@ def hints(command: str, arguments: list[str]) -> list[str]:
 def first_look(arguments: list[str]) -> argparse.Namespace:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="*", action="extend")
-    first.add_argument("--resume", nargs="?", default="")
+    first.add_argument("--resume", nargs="?", const="")
     first.add_argument("--data.path", nargs="?", dest="data_path")
     return first.parse_known_args(arguments)[0]

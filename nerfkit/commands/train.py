@@ -80,9 +80,10 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     folder = processes.rank0_first(lambda: open_folder(options, config, scene, processes))
     views = scene.split("train")
     images = views.load(processes.is_first, with_depth=config.trainer.depth > 0)
-    doubts = image_diagnostics(images, views.white_ignores, config.data.background)
-    for line in [*number_diagnostics(len(views.cameras)), *doubts] if processes.is_first else ():
-        warnings.warn(line, stacklevel=2)
+    if processes.is_first:
+        doubts = image_diagnostics(images, views.white_ignores, config.data.background)
+        for line in (*number_diagnostics(len(views.cameras)), *doubts):
+            warnings.warn(line, stacklevel=2)
     seed_everything(config.seed)  # what a model of one's own may draw
     trainer = Trainer(config, views.cameras, images, scene=scene, device=device, processes=processes)
     progress = Progress(trainer, scene)

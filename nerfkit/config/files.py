@@ -51,14 +51,13 @@ def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 
 def changes_of(path: str | Path) -> dict[str, Any]:
-    """What a file or a preset says; of a run's options without its folder, the format of its files, and what its scene
-    decided, in the frame of that run."""
+    """What a file or a preset says; of a run's options without its folder and what its scene decided, in the frame of
+    that run."""
     file = preset_path(str(path))
-    values, decisions = read_toml(file), read_decisions(file.parent)
-    if decisions:
+    values = read_toml(file)
+    if os.path.exists(file.parent / DECISIONS):
         values.pop("out", None)
-        values.get("data", {}).pop("format", None)
-    for option, decision in decisions.items():
+    for option, decision in read_decisions(file.parent).items():
         group, _, name = option.rpartition(".")
         if decision.by == "scene" and isinstance(values.get(group), dict):
             values[group].pop(name, None)

@@ -164,7 +164,7 @@ def sentences(capture: Capture, lenses: list[Lens], counts: dict[str, int], kind
     missing = f"{n_missing} more listed, but missing or broken" if n_missing else "No image is missing"
     train, test = (counts.get(split, 0) or "none" for split in ("train", "test"))
     n_depths = sum(image.depth is not None for image in capture.images)
-    depths = f" {n_depths} images have depth." if n_depths else ""
+    depths = f" {n_depths} have depth images." if n_depths else ""
     others = "".join(f", {n} in the split {printable(name)}" for name, n in counts.items() if name not in TRAIN_TEST)
     return (
         f"{name}: {len(lenses)} {what} {sizes} from {of_lenses}, {TAKEN[kind]}.",

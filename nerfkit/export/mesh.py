@@ -166,7 +166,8 @@ def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:
     pieces = []
     for start in tqdm(range(0, len(blocks), BLOCKS_OF_A_PART), desc="surface", unit="part"):
         part = blocks[start : start + BLOCKS_OF_A_PART]
-        pieces.append(Piece(**work.part(f"blocks_{start:08d}", lambda part=part: piece_of(part)._asdict())))
+        name = f"{type(field).__name__}_{start:08d}"
+        pieces.append(Piece(**work.part(name, lambda part=part: piece_of(part)._asdict())))
     piece = joined(pieces)
     if not len(piece.faces):
         raise EmptyError("no training camera sees a surface")
@@ -229,7 +230,7 @@ def gaps(mesh: Mesh, points: np.ndarray, cell: float) -> float:
     if not len(points):
         return 0.0
     tree = optional("scipy.spatial", "a mesh").cKDTree(mesh.vertices)
-    return float((tree.query(points, workers=-1)[0] > GAP * cell).mean())
+    return float(np.isinf(tree.query(points, distance_upper_bound=GAP * cell, workers=-1)[0]).mean())
 
 
 def cropped(mesh: Mesh, crop: Crop | None) -> Mesh:

@@ -133,9 +133,10 @@ class Views:
         """Positions [P, 3] at the median depth of some opaque pixels of every view."""
         found = []
         for view in self:
-            rays, depth = view.camera.image_rays(0), view.depth.flatten()
-            rows = ((depth > 0) & (view.opacity.flatten() > OPAQUE)).nonzero()[:: len(depth) // SHOWN + 1, 0]
-            found.append((rays.origins[rows] + rays.directions[rows] * depth[rows, None]).double().cpu().numpy())
+            pixels = ((view.depth > 0) & (view.opacity > OPAQUE)).nonzero()[:: view.depth.numel() // SHOWN + 1]
+            row, column = pixels.unbind(-1)
+            rays = view.camera.rays(torch.zeros_like(row), column, row)
+            found.append((rays.origins + rays.directions * view.depth[row, column, None]).double().cpu().numpy())
         return np.concatenate(found)
 
     def __iter__(self) -> Iterator[View]:

@@ -193,6 +193,11 @@ def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()
     return [text for text in found if text]
 
 
+def n_shared(old: dict[str, Any], new: dict[str, Any]) -> int:
+    """How many frames of a split are, with name and camera, among those of another."""
+    return sum(any(_same(frame, other) for other in old["frames"]) for frame in new["frames"])
+
+
 def _difference(split: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
     if before is None or after is None:
         return f"it has {'no' if after is None else 'new'} {split} views"
