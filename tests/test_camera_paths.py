@@ -198,12 +198,16 @@ def test_a_path_among_cameras_of_three_quarters_of_a_circle_is_no_higher_than_th
     assert away.max() < 0.4, "each is near one of them"
 
 
-def test_a_path_among_steep_cameras_does_not_turn_the_image_over():
-    elevations, azimuths = torch.deg2rad(torch.tensor([90.0, 89.9, 50.0])), torch.tensor([0.0, 0.4, 0.8])
+@pytest.mark.parametrize("degrees", [[90.0, 89.9, 50.0], [10.0, 10, 10, 10, 50]])
+def test_a_path_among_views_is_not_above_or_below_them_and_does_not_turn_the_image_over(degrees):
+    elevations, azimuths = torch.deg2rad(torch.tensor(degrees)), torch.linspace(0, 0.8, len(degrees))
     flat = torch.stack([azimuths.cos(), azimuths.sin()], -1) * elevations.cos()[:, None]
     eyes, up, target = torch.cat([flat, elevations.sin()[:, None]], -1) * 3, torch.tensor([0.0, 0, 1]), torch.zeros(3)
-    like = paths.pinholes(paths.look_at(eyes, target, torch.tensor([0.0, 1, 0])).numpy(), [0.7] * 3, (64, 48))
-    axes = paths.sway(like, target, up, 60).camera_to_world[:, :, :3]
+    poses = paths.look_at(eyes, target, torch.tensor([0.0, 1, 0])).numpy()
+    found = paths.sway(paths.pinholes(poses, [0.7] * len(degrees), (64, 48)), target, up, 60)
+    above = torch.rad2deg((found.positions[:, 2] / found.positions.norm(dim=-1)).asin())
+    assert min(degrees) - 0.1 < above.min() and above.max() < max(degrees) + 0.1
+    axes = found.camera_to_world[:, :, :3]
     assert (axes - axes.roll(1, 0)).flatten(1).norm(dim=1).max() < 0.5
 
 
