@@ -12,6 +12,7 @@ import torch
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
+from nerfkit.rendering.camera_path import CameraPath, Keyframe, read_camera_path, read_path
 from tests.test_crop import FRAME, UTM
 from tests.toy_scene import look_at
 
@@ -32,9 +33,9 @@ def nerfstudio(**more) -> dict:
 
 
 @pytest.fixture
-def path() -> paths.CameraPath:
-    keys = [paths.Keyframe(pose(eye), math.radians(40 + 10 * i), 1.0 + i) for i, eye in enumerate(EYES)]
-    return paths.CameraPath(keys, fps=10, size=(64, 48))
+def path() -> CameraPath:
+    keys = [Keyframe(pose(eye), math.radians(40 + 10 * i), 1.0 + i) for i, eye in enumerate(EYES)]
+    return CameraPath(keys, fps=10, size=(64, 48))
 
 
 def write(tmp_path, content):
@@ -45,18 +46,18 @@ def write(tmp_path, content):
 
 def test_a_path_of_nerfstudio_and_its_size(tmp_path):
     file = write(tmp_path, nerfstudio(default_fov=90.0))  # of no camera that has its own
-    cameras = paths.read_path(file, (8, 8))
+    cameras = read_path(file, (8, 8))
     assert len(cameras) == 3 and cameras.size() == (240, 120)
     assert np.allclose(cameras.camera_to_world[1], pose(EYES[1]), atol=1e-6)
     up = torch.tensor([0.0, 1.0, 0.0]) * math.tan(math.radians(60.0) / 2)  # the upper edge, at a depth of 1
     edge = cameras.positions[1] + cameras.camera_to_world[1, :, :3] @ (up - torch.tensor([0.0, 0, 1]))
     pixel, depth = cameras.project(edge[None], 1)
     assert torch.allclose(pixel[0], torch.tensor([120.0, 0.0]), atol=1e-3) and depth[0] == pytest.approx(1)
-    asked = paths.read_path(file, (8, 8), (100, 100))
+    asked = read_path(file, (8, 8), (100, 100))
     assert asked.size() == (100, 100) and asked.focal[0, 0] == pytest.approx(50 / math.tan(math.radians(25)))
     content = nerfstudio()
     del content["render_width"], content["render_height"]
-    assert paths.read_path(write(tmp_path, content), (8, 6)).size() == (8, 6)
+    assert read_path(write(tmp_path, content), (8, 6)).size() == (8, 6)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_path_of_nerfstudio_and_its_size(tmp_path):
 )
 def test_what_cannot_be_rendered_is_named(tmp_path, change, named):
     with pytest.raises(SceneError, match=named):
-        paths.read_path(write(tmp_path, nerfstudio(**change)), (8, 8))
+        read_path(write(tmp_path, nerfstudio(**change)), (8, 8))
 
 
 RADIANS = [view | {"fov": math.radians(view["fov"])} for view in nerfstudio()["camera_path"]]
@@ -90,7 +91,7 @@ ENLARGED = {"w": 240, "h": 120, "fl_x": 40, "cx": 30, "cy": 15, "frames": [{"tra
 )
 def test_what_is_not_used_and_views_that_no_camera_has_are_warned_of(tmp_path, content, named):
     with pytest.warns(UserWarning, match=named):
-        paths.read_path(write(tmp_path, content), (8, 8))
+        read_path(write(tmp_path, content), (8, 8))
 
 
 SIDES = {"camera_angle_x": 2 * math.atan(1.5), "camera_angle_y": 2 * math.atan(1.0)}  # of images of 3:2
@@ -107,15 +108,15 @@ SIDES = {"camera_angle_x": 2 * math.atan(1.5), "camera_angle_y": 2 * math.atan(1
 )
 @pytest.mark.filterwarnings("ignore:.*focal length")
 def test_angles_of_images_of_another_shape_keep_pixels_square(tmp_path, content, asked, focal):
-    assert paths.read_path(write(tmp_path, content), (8, 8), asked).focal[0].tolist() == pytest.approx(focal)
+    assert read_path(write(tmp_path, content), (8, 8), asked).focal[0].tolist() == pytest.approx(focal)
 
 
 @pytest.mark.parametrize("fov", [0.01, 179.5])
 @pytest.mark.filterwarnings("ignore:.*focal length")
 def test_any_angle_that_a_lens_has_is_saved_and_read(tmp_path, fov: float):
-    path = paths.CameraPath([paths.Keyframe(pose(EYES[0]), math.radians(fov))], size=(64, 48))
+    path = CameraPath([Keyframe(pose(EYES[0]), math.radians(fov))], size=(64, 48))
     (tmp_path / "p.json").write_text(path.to_json(None))
-    (key,) = paths.read_camera_path(tmp_path / "p.json", None, (8, 8)).keyframes
+    (key,) = read_camera_path(tmp_path / "p.json", None, (8, 8)).keyframes
     assert math.degrees(key.fov) == pytest.approx(fov)
 
 
@@ -163,16 +164,16 @@ def test_the_camera_is_at_a_keyframe_at_its_time_and_moves_smoothly(path):
 
 def test_between_keyframes_that_look_at_one_point_the_way_to_it_is_between_theirs():
     """An orbit of few keyframes stays a circle; where cameras look side by side, or from one place, nothing changes."""
-    orbit = [paths.Keyframe(pose(4.03 * np.array([math.cos(a), math.sin(a), 0.3])), 0.8) for a in (0.0, 2.0, 4.0)]
+    orbit = [Keyframe(pose(4.03 * np.array([math.cos(a), math.sin(a), 0.3])), 0.8) for a in (0.0, 2.0, 4.0)]
     for keys, loop in ((orbit, False), (orbit, True), (orbit[:2], False)):
-        eyes = paths.CameraPath(keys, loop).cameras().positions.double()
+        eyes = CameraPath(keys, loop).cameras().positions.double()
         assert np.allclose(np.linalg.norm(eyes, axis=1), np.linalg.norm(keys[0].pose[:, 3]), rtol=1e-5)
     beside = [pose((2.0, 0, 1)) + [0, 0, 0, by] for by in range(3)]
     turned = [np.column_stack([pose(eye)[:, :3], np.ones(3)]) for eye in EYES]
-    for keys in ([paths.Keyframe(matrix, 0.8) for matrix in poses] for poses in (beside, turned)):
+    for keys in ([Keyframe(matrix, 0.8) for matrix in poses] for poses in (beside, turned)):
         poses = torch.from_numpy(np.stack([key.pose for key in keys]))
         wanted = paths.along(poses, torch.tensor([0.5, 1.5]).double(), False)
-        assert np.array_equal(paths.CameraPath(keys).at(np.array([1.0, 3.0]))[0], wanted)
+        assert np.array_equal(CameraPath(keys).at(np.array([1.0, 3.0]))[0], wanted)
 
 
 def test_a_path_about_a_scene_that_is_seen_from_one_side_stays_among_its_cameras():
@@ -223,12 +224,12 @@ def test_a_path_that_is_saved_is_loaded_and_rendered_the_same(path, tmp_path, fr
     path.loop = True
     file = tmp_path / "path.json"
     file.write_text(path.to_json(frame))
-    loaded = paths.read_camera_path(file, frame, (8, 8))
+    loaded = read_camera_path(file, frame, (8, 8))
     assert (loaded.loop, loaded.fps, loaded.size) == (True, 10, (64, 48))
     for ours, theirs in zip(path.keyframes, loaded.keyframes, strict=True):
         assert np.allclose(ours.pose, theirs.pose, rtol=0, atol=1e-5)
         assert (ours.fov, ours.seconds) == pytest.approx((theirs.fov, theirs.seconds))
-    cameras = paths.read_path(file, (8, 8), transform=frame)  # as `nerfkit render --cameras` reads it
+    cameras = read_path(file, (8, 8), transform=frame)  # as `nerfkit render --cameras` reads it
     wanted = path.cameras()
     torch.testing.assert_close(cameras.camera_to_world, wanted.camera_to_world, rtol=0, atol=1e-5)
     torch.testing.assert_close(cameras.focal, wanted.focal)
@@ -237,14 +238,14 @@ def test_a_path_that_is_saved_is_loaded_and_rendered_the_same(path, tmp_path, fr
 
 @pytest.mark.parametrize("fps", [29.97, 0.4])
 def test_frames_of_a_file_without_keyframes_become_keyframes_as_many(tmp_path, fps: float):
-    loaded = paths.read_camera_path(write(tmp_path, nerfstudio(fps=fps)), None, (8, 8))
+    loaded = read_camera_path(write(tmp_path, nerfstudio(fps=fps)), None, (8, 8))
     assert [round(math.degrees(key.fov)) for key in loaded.keyframes] == [50, 60, 70]
     assert loaded.n_frames == 3 and loaded.fps == max(round(fps), 1)
     assert np.allclose(loaded.cameras().camera_to_world, [pose(eye) for eye in EYES], atol=1e-5)
 
 
 def test_one_keyframe_is_one_frame_and_none_are_not_saved():
-    single = paths.CameraPath([paths.Keyframe(pose(EYES[0]), 0.8)])
+    single = CameraPath([Keyframe(pose(EYES[0]), 0.8)])
     assert single.n_frames == 1 and np.allclose(single.cameras().camera_to_world[0], pose(EYES[0]), atol=1e-6)
     with pytest.raises(SceneError, match="0 frames"):
-        paths.CameraPath().to_json(None)
+        CameraPath().to_json(None)

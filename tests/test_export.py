@@ -28,8 +28,8 @@ from nerfkit.export.distil import taught
 from nerfkit.export.points import FLAT, PointCloud, points_of_view, rotations, splat_bytes, thinned
 from nerfkit.export.views import View, Views
 from nerfkit.export.writing import OutputFolder, Work
+from nerfkit.rendering.camera_path import read_path
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.paths import read_path
 from nerfkit.training.run.load import load_run
 from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_mentioning

@@ -16,7 +16,7 @@ from nerfkit.data.assemble import resolve_files
 from nerfkit.data.capture import Points
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.errors import SceneError
-from nerfkit.rendering.paths import read_camera_path, read_path
+from nerfkit.rendering.camera_path import read_camera_path, read_path
 from tests.camera_layouts import ring
 from tests.captures import check_refused
 from tests.naming import assert_names, raises_mentioning

@@ -13,8 +13,9 @@ import torch
 from nerfkit.crop import Crop, read_crop
 from nerfkit.device import seed_everything
 from nerfkit.export.scale import SCALE
+from nerfkit.rendering.camera_path import read_path
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.paths import pinholes, read_path
+from nerfkit.rendering.paths import pinholes
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.viewer.engine import Request
 from nerfkit.viewer.frames import OUTPUTS, Look, rotation_of

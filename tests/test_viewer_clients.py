@@ -17,7 +17,7 @@ import pytest
 
 from nerfkit.crop import Crop, read_crop
 from nerfkit.errors import UserError
-from nerfkit.rendering.paths import CameraPath, Keyframe
+from nerfkit.rendering.camera_path import CameraPath, Keyframe
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.page import Page, ViewerOptions, bound

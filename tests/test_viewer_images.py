@@ -21,8 +21,9 @@ from nerfkit.data.scene import Views
 from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.stages import Decoder
+from nerfkit.rendering.camera_path import CameraPath, Keyframe
 from nerfkit.rendering.images import colorize
-from nerfkit.rendering.paths import CameraPath, Keyframe, pinholes
+from nerfkit.rendering.paths import pinholes
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.viewer import frames, pacing
 from nerfkit.viewer import viewer as viewer_module

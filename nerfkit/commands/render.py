@@ -19,6 +19,7 @@ from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.rendering import images, paths
+from nerfkit.rendering.camera_path import read_path
 from nerfkit.rendering.image_renderer import ImageRenderer, foretold
 from nerfkit.safe_io import chosen, did_you_mean, read_json
 from nerfkit.training.evaluator import evenly_chosen
@@ -94,7 +95,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     if options.frames and (is_file or path in with_cameras):
         raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --cameras")
     if is_file:
-        cameras = paths.read_path(Path(path), like.size(0), options.size, run.transform)
+        cameras = read_path(Path(path), like.size(0), options.size, run.transform)
     elif path in with_cameras:
         cameras = run.cameras(path)
     elif path == "orbit":

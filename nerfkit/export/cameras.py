@@ -22,7 +22,7 @@ from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import SceneError, UserError
 from nerfkit.export.writing import OutputFolder
 from nerfkit.files import OwnFolder
-from nerfkit.rendering.paths import to_nerfstudio
+from nerfkit.rendering.camera_path import to_nerfstudio
 from nerfkit.safe_io import printable
 from nerfkit.training.run.load import Run
 

@@ -20,8 +20,8 @@ import viser
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
 from nerfkit.rendering import paths
+from nerfkit.rendering.camera_path import LIMITS, MAX_FRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.rendering.images import png_bytes, probe_video, video_writer
-from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.safe_io import read_regular, shell_join
 from nerfkit.training.run.files import PATHS
 from nerfkit.viewer.frames import COMPARING, Look, ModelFrame, Viewpoint, in_browser, vertical_fov
