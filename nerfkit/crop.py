@@ -54,15 +54,6 @@ class Crop:
         low, high = ends.to(positions)  # not scaled to a cube, which would round what lies on an edge
         return ((positions >= low) & (positions <= high)).all(-1)
 
-    def corners(self) -> Tensor:
-        """Its eight corners in the model's frame, [8, 3] float64."""
-        ends = torch.tensor([self.low, self.high], dtype=torch.float64)
-        corners = torch.cartesian_prod(*ends.T)  # [8, 3]
-        if self.frame == "files" and self.to_files:
-            matrix = torch.tensor(self.to_files, dtype=torch.float64).view(3, 4)
-            corners = torch.linalg.solve(matrix[:, :3], (corners - matrix[:, 3]).T).T
-        return corners
-
     def to_cube(self) -> Tensor:
         """[3, 4] float64, from homogeneous positions in the model's frame to where the crop is -1 to 1 on each axis."""
         ends, rows = torch.tensor([self.low, self.high], dtype=torch.float64), torch.eye(3, 4, dtype=torch.float64)
@@ -73,7 +64,11 @@ class Crop:
 
     def bounds(self) -> np.ndarray:
         """The smallest box along the axes of the model's frame that holds it, [2, 3] float64."""
-        corners = self.corners()
+        ends = torch.tensor([self.low, self.high], dtype=torch.float64)
+        corners = torch.cartesian_prod(*ends.T)  # [8, 3]
+        if self.frame == "files" and self.to_files:
+            matrix = torch.tensor(self.to_files, dtype=torch.float64).view(3, 4)
+            corners = torch.linalg.solve(matrix[:, :3], (corners - matrix[:, 3]).T).T
         return torch.stack([corners.amin(0), corners.amax(0)]).numpy()
 
     def placed(self, transform: SceneTransform | None) -> Crop:

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nerfkit.config import DataConfig
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.load import format_elsewhere, load_capture
+from nerfkit.data.load import elsewhere, load_capture
 from nerfkit.data.readers import colmap
 from nerfkit.data.readers.colmap import read_model
 from nerfkit.data.readers.colmap.writer import write_model
@@ -158,8 +159,9 @@ def test_the_format_that_knows_more_is_read(tmp_path):
     file.write_text('{"frames": [')
     check_refused(load_capture, str(tmp_path), "transforms.json", "JSON")
     file.unlink()
-    formats = {format: format_elsewhere(str(tmp_path), format) for format in ("colmap", "transforms", "auto")}
-    assert formats == {"colmap": "colmap", "transforms": "auto", "auto": "auto"}, "of a run, for its scene elsewhere"
+    of_runs = [DataConfig("there", "poses", format) for format in ("colmap", "transforms", "auto")]
+    now = [elsewhere(data, str(tmp_path)) for data in of_runs]
+    assert now == [DataConfig(str(tmp_path), "", format) for format in ("colmap", "auto", "auto")]
 
 
 def test_the_model_with_most_images_is_read(tmp_path):

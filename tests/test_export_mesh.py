@@ -325,7 +325,7 @@ def test_noise_has_no_triangle_larger_than_a_cell(monkeypatch):
     def inside(grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
         return grid.split(blocks, values[tuple(grid.points(blocks, torch.device("cpu")).long().T)])
 
-    noise = SimpleNamespace(blocks=lambda grid: np.argwhere(np.ones(grid.n_blocks)), inside=inside)
+    noise = SimpleNamespace(name="", blocks=lambda grid: np.argwhere(np.ones(grid.n_blocks)), inside=inside)
     monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 2)
     shape = mesh.surface(grid, noise, SimpleNamespace(part=lambda name, make: make()))
     corners = shape.vertices[shape.faces]

@@ -128,7 +128,7 @@ def test_a_mask_is_white_above_the_middle_and_fits_its_image(tmp_path):
     wanted = np.array([[False, False, True, True], [True, True, False, False]])
     np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (4, 2)), wanted)
     np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (8, 4)), wanted.repeat(2, 0).repeat(2, 1))
-    with raises_mentioning(SceneError, "m.png", "4x2"):
+    with raises_mentioning(SceneError, "m.png", "4x2", "20x20"):
         read_mask(tmp_path / "m.png", (20, 20))
 
 

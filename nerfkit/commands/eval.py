@@ -14,7 +14,7 @@ from typing import Any
 from nerfkit.commands import command_line
 from nerfkit.commands.options import EvalOptions
 from nerfkit.config import Config
-from nerfkit.data.load import format_elsewhere, scene_of
+from nerfkit.data.load import elsewhere, scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import RunError, SceneError
@@ -73,6 +73,5 @@ def find_scene(data: str | None, config: Config, transform: SceneTransform | Non
         other = ", or give its folder with --data" if data is not None else ""
         raise RunError(f"the run's scene is no longer at {config.data.path}; put it back{other}")
     if data:
-        format = format_elsewhere(data, config.data.format)
-        config = replace(config, data=replace(config.data, path=data, format=format, sfm_dir=""))
+        config = replace(config, data=elsewhere(config.data, data))
     return scene_of(config, transform)

@@ -342,11 +342,12 @@ def train_options(arguments: list[str]) -> TrainOptions:
     options = parsed(TrainOptions, "train", arguments, default)
     take_scene(options, known.data_path)
     if not known.resume and config.data.path not in ("", options.data.path):  # a run's options for another scene
-        from nerfkit.data.load import format_elsewhere  # which imports torch
+        from nerfkit.data.load import elsewhere  # which imports torch
 
-        own = options.data.format != config.data.format or options.data.sfm_dir != config.data.sfm_dir
-        other = {"format": format_elsewhere(options.data.path, options.data.format), "sfm_dir": ""}
-        options.data = options.data if own else replace(options.data, **other)
+        other = elsewhere(config.data, options.data.path)
+        for name in ("format", "sfm_dir"):
+            if getattr(options.data, name) == getattr(config.data, name):  # it was not typed
+                setattr(options.data, name, getattr(other, name))
     options.model.options = config.model.options | options.model.options
     config_module.check(options)
     if options.resume and options.overwrite:

@@ -97,7 +97,7 @@ class ModelConfig:
 
 @dataclass
 class SamplingConfig:
-    """Where samples are put along a ray. Of model units: docs/how_it_works.md."""
+    """Where samples are put along a ray; lengths are in model units (docs/how_it_works.md)."""
 
     # space that is reconstructed; box: the inside of data.box; contracted: also its surroundings
     kind: auto("sampling.kind", Literal["box", "contracted"]) = None

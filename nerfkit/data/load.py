@@ -132,10 +132,10 @@ def poses_beside(folder: Path) -> str:
     return f"{printable(', '.join(names))} may hold poses, but of no format that is read" if names else ""
 
 
-def format_elsewhere(path: str, format: str) -> str:
-    """The data.format of a run for a folder of its scene that is elsewhere now, maybe in another format."""
-    known = format in readers.READERS and readers.READERS[format].recognises(_path(path))
-    return format if known else "auto"
+def elsewhere(data: DataConfig, path: str) -> DataConfig:
+    """A run's options for another folder: of its scene, maybe in another format now, or of another scene."""
+    known = data.format in readers.READERS and readers.READERS[data.format].recognises(_path(path))
+    return replace(data, path=path, format=data.format if known else "auto", sfm_dir="")
 
 
 def _path(text: str) -> Path:

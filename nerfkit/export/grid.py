@@ -68,6 +68,10 @@ class Grid:
         cells = np.maximum(np.ceil(sides / cell - 1e-6), 1).astype(int)
         return cls(box[0].astype(np.float64), cell, tuple(cells.tolist()))
 
+    def inside(self, points: np.ndarray) -> np.ndarray:
+        """Which points [P, 3] lie in a cell, bool."""
+        return ((points >= self.origin) & (points <= self.origin + self.cell * np.array(self.cells))).all(axis=1)
+
     @property
     def n_blocks(self) -> np.ndarray:
         return -(-np.array(self.cells) // BLOCK)

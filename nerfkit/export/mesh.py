@@ -30,7 +30,8 @@ BLOCKS_OF_A_PART = 256  # that are worked on and kept together
 BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
 BEST = 3  # cameras whose colors a vertex takes
 TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
-SOFT = 0.25  # measured: the Orrery has 0.1 to 0.2 and is better from density, the room 0.27 to 0.4 and is not
+# Measured with so many cells: the Orrery has 0.1 to 0.2 and is better from density, the room 0.27 to 0.4 and is not.
+SOFT, SOFT_CELLS = 0.25, 256
 GAP = 4.0  # cells from what a photo shows to the mesh: more is a gap
 CHUNK = 2**19  # vertices that a view sees at once
 LEVELS = 12  # of the depth buffer; the coarsest has squares of 2**11 pixels
@@ -59,6 +60,8 @@ def blocks_seen(grid: Grid, views: Views) -> np.ndarray:
 class DensityField:
     """The opacity of a cell, 1 - exp(-density * cell), bent so that `level` becomes 0.5."""
 
+    name = "density"
+
     def __init__(self, model: Model, level: float, views: Views):
         self.model, self.views = model, views
         self.optical = -math.log1p(-level)  # density * cell at the level
@@ -73,8 +76,10 @@ class DensityField:
                 return False
         return True
 
-    def is_soft(self, points: np.ndarray, cell: float) -> bool:
+    def is_soft(self, points: np.ndarray, grid: Grid) -> bool:
         """Whether the level is not reached at SOFT of the points [P, 3] at which views show a surface."""
+        # Finer cells have less opacity, and that does not make depth better.
+        cell = grid.cell * max(1.0, max(grid.cells) / SOFT_CELLS)
         parts = torch.from_numpy(points).float().to(self.views.device).split(POINTS_AT_ONCE)
         with torch.no_grad():
             below = sum(int((self.model.density(part) * cell < self.optical).sum()) for part in parts)
@@ -98,6 +103,8 @@ class DensityField:
 
 class DepthField:
     """A truncated signed distance, the mean over views of how far a point lies in front of their median depth."""
+
+    name = "depth"
 
     def __init__(self, views: Views):
         self.views = views
@@ -166,8 +173,8 @@ def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:
     pieces = []
     for start in tqdm(range(0, len(blocks), BLOCKS_OF_A_PART), desc="surface", unit="part"):
         part = blocks[start : start + BLOCKS_OF_A_PART]
-        name = f"{type(field).__name__}_{start:08d}"
-        pieces.append(Piece(**work.part(name, lambda part=part: piece_of(part)._asdict())))
+        of_part = work.part(f"{field.name}_{start:08d}", lambda part=part: piece_of(part)._asdict())
+        pieces.append(Piece(**of_part))
     piece = joined(pieces)
     if not len(piece.faces):
         raise EmptyError("no training camera sees a surface")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from nerfkit.config import BASE, Config, Recipe, ResolvedConfig
 from nerfkit.data.cameras.cameras import Cameras, Rays
-from nerfkit.errors import ConfigError
+from nerfkit.errors import ConfigError, UserError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import OccupancySampler
 from nerfkit.ops import Resolved, backend, choices, resolve
@@ -22,7 +23,11 @@ from nerfkit.parallel import Processes
 MAX_RAYS_RENDERED = 2**20  # at a time, by default
 
 
-class Model(nn.Module):
+class NoDensityError(UserError, NotImplementedError):
+    """A model of one's own has no density, and what was asked for needs it."""
+
+
+class Model(nn.Module, ABC):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
 
     Only `forward` is required. With a sampler as `self.sampler`, such as that of `nerfkit.build_sampler`, the other
@@ -53,6 +58,7 @@ class Model(nn.Module):
         self.backends = config.ops.choices()  # of each op that is chosen by name
         self.options = self._read_options(config)
 
+    @abstractmethod
     def forward(
         self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Rendering:
@@ -61,7 +67,6 @@ class Model(nn.Module):
         `jitter` [R] in [0, 1] shifts the samples of each ray, in steps. With a `capacity` there are that many samples
         and nothing synchronizes with the GPU; it is given only where `max_samples_per_ray` is.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def render(self, rays: Rays, background: Tensor) -> Rendering:
         """As `forward`, for images: no gradients; weights and samples may be None if there is a median depth."""
@@ -69,7 +74,7 @@ class Model(nn.Module):
 
     def density(self, positions: Tensor) -> Tensor:
         """Density [N] per model unit at positions [N, 3] of the model: for occupancy, normals and exports."""
-        raise NotImplementedError(f"{type(self).__name__} has no density")
+        raise NoDensityError(f"the model {type(self).__name__} has no method density, which this needs; give it one")
 
     def normals(self, positions: Tensor) -> Tensor:
         """Unit normals [N, 3] at positions [N, 3] of the model: the normalized negative gradient of the density."""

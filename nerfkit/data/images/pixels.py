@@ -191,7 +191,7 @@ def read_mask(path: Path, size: tuple[int, int], kind: MaskKind | None = None) -
         scale_x, scale_y = image.width / width, image.height / height
         if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
             what = f"mask {printable(path)} is {image.width}x{image.height}, of another shape than its image"
-            raise SceneError(f"{what}; make it as large as that")
+            raise SceneError(f"{what}, which is read as {width}x{height}; make it as large as the image's file")
         image.load()
         kind = kind or MaskKind()
         levels = _levels(image, kind.in_alpha)
