@@ -74,15 +74,6 @@ class Shell(Balls):
         return SHELL_DENSITY * shell + self.amount * torch.sigmoid((CORE - r) / EDGE)
 
 
-@register_model("mist")
-class Mist(Balls):
-    """A ball that is denser towards its center."""
-
-    def density(self, positions):
-        r = (positions - torch.tensor(CENTER, dtype=positions.dtype)).norm(dim=-1)
-        return self.amount / 20 * (RADIUS - r).clamp(min=0)
-
-
 def frame() -> SceneTransform:
     rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
     rotation *= np.sign(np.linalg.det(rotation))

@@ -187,26 +187,26 @@ def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
         places("other.ply")
 
 
-def test_a_mesh_is_from_depth_where_the_density_rises_slowly(run, tmp_path, capsys):
-    mist, out = write_run(tmp_path / "run", kind="mist"), tmp_path / "m.ply"
-    for folder, of, other in ((mist, "depth", "density"), (run, "density", "depth")):
+def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, capsys):
+    """Most pixels show the core, which the shell hides in a mesh from density."""
+    shell, out = write_run(tmp_path / "run", kind="shell"), tmp_path / "m.ply"
+    for folder, of, other in ((shell, "depth", "density"), (run, "density", "depth")):
         automatic, asked, not_asked = (
             exported(folder, out, "--overwrite", *option)["vertices"]
             for option in ((), ("--from", of), ("--from", other))
         )
         assert np.array_equal(automatic, asked) and not np.array_equal(automatic, not_asked)
-        assert ("so this is --from depth" in capsys.readouterr().out) == (folder is mist)
+        said = capsys.readouterr().out
+        assert ("--from depth is tried" in said) == (folder is shell)
+        assert ("warning" in said) == (folder is shell)  # of the last one, from density
     thin = write_run(tmp_path / "thin", amount=4)  # which reaches the level nowhere
     assert len(exported(thin, out, "--overwrite")["faces"]) > 1000
-    assert "so this is --from depth" in capsys.readouterr().out
+    assert "warning" not in capsys.readouterr().out
 
 
-def test_a_mesh_that_lacks_what_the_photos_show_is_a_warning(run, tmp_path, capsys):
-    """Most pixels show the core, which the shell hides in the mesh."""
+def test_a_mesh_that_lacks_what_the_photos_show_is_a_warning(tmp_path, capsys):
     exported(write_run(tmp_path / "run", kind="shell"), tmp_path / "m.ply", "--from", "density")
     assert_names(capsys.readouterr().out, "warning", "% of what the photos show has no surface", "--from depth")
-    exported(run, tmp_path / "n.ply")
-    assert "warning" not in capsys.readouterr().out
 
 
 def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):

@@ -83,6 +83,15 @@ def test_intervals_are_longer_where_all_cameras_face_a_scene(tmp_path: Path):
     assert scene.transform.kind == "forward" and values_of(options, STEPS) == [0.005, 1 / 128, 0.003]
 
 
+def test_the_fewer_pixels_a_place_has_the_stronger_is_the_weight_decay(folder: Path, monkeypatch):
+    """8 divided by the millions of pixels that are trained on."""
+    scene = options_of(folder)[1]
+    for millions, wanted in ((1, 3.0), (20, 0.4), (1000, 0.03)):
+        monkeypatch.setattr(type(scene.views["train"]), "n_pixels", lambda _, millions=millions: millions * 10**6)
+        for arguments, value in (("", wanted), ("--size small", 0.1), ("--sampling.kind box", 0.1)):
+            assert values_of(options_of(folder, arguments)[0], "trainer.weight_decay") == [pytest.approx(value)]
+
+
 def test_a_box_in_unbounded_space_is_what_is_not_contracted(folder: Path):
     """Near, far and background are those without the box, in the files' units, which then are the model's."""
     without, scene = options_of(folder)

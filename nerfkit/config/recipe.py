@@ -16,6 +16,7 @@ CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius i
 DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of NeRF-synthetic scenes
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
 FARTHEST = 1e10  # model units
+DECAY, DECAYS = 8.0, (0.03, 3.0)  # weight decay times millions of pixels; the lowest and the highest
 CELLS_A_PIXEL = 1.25  # of an object's finest level, at the middle of the box: finer ones take time, and learn noise
 
 
@@ -46,6 +47,12 @@ class Facts:
         across = None if self.is_place or self.scene is None else self.scene.pixels_across(self.config.data.box)
         model = self.config.model
         return None if across is None else min(max(round(CELLS_A_PIXEL * across), model.base_resolution), 2048)
+
+    @property
+    def decay(self) -> float | None:
+        """trainer.weight_decay of a capture, by the pixels that it is trained on; None where there are none."""
+        views = None if self.scene is None else self.scene.views.get("train")
+        return None if views is None else min(max(DECAY * 1e6 / views.n_pixels(), DECAYS[0]), DECAYS[1])
 
 
 class Condition(NamedTuple):
@@ -81,6 +88,7 @@ ALL_SIDES = Condition(
     f"{CONTRACTED} and cameras do not all face one way", "scene",
     lambda facts: UNBOUNDED.holds(facts) and not ONE_SIDE.holds(facts),
 )  # fmt: skip
+OF_PIXELS = Condition(CONTRACTED, "scene", lambda facts: UNBOUNDED.holds(facts) and facts.decay is not None)
 UNBOUNDED_PLACE = Condition(CONTRACTED, "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("the scene is an object", "scene", lambda facts: facts.cells is not None)
 FRAMED = Condition("there is a scene", "scene", lambda facts: facts.transform is not None)
@@ -168,7 +176,11 @@ FIELD: Recipe = BASE | {
     "trainer.steps": ((NO_LIMIT, TIMED), (8000, SMALL), (NO_LIMIT, IN_MINUTES), (20000, OTHERWISE)),
     "trainer.samples_per_step": ((6144, SMALL), (524288, UNBOUNDED), (262144, OTHERWISE)),
     "trainer.learning_rate": ((0.02, OTHERWISE),),
-    "trainer.weight_decay": ((0.1, SMALL), (0.3, ONE_SIDE), (0.1, OTHERWISE)),
+    "trainer.weight_decay": (
+        (0.1, SMALL),
+        (Found("8 / (millions of pixels trained on), between 0.03 and 3", lambda facts: facts.decay), OF_PIXELS),
+        (0.1, OTHERWISE),
+    ),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
     "trainer.depth": ((0.1, COARSE_WITH_DEPTH), (0.01, WITH_DEPTH), (0.0, OTHERWISE)),
 }  # fmt: skip
@@ -181,8 +193,8 @@ def rule(option: str) -> str:
     '6 if size is small, else 16'
     >>> rule("model.features_per_level")
     '4 if size is small or sampling.kind is contracted, else 2'
-    >>> rule("trainer.weight_decay")
-    '0.1 if size is small, else 0.3 if sampling.kind is contracted and all cameras face one way, else 0.1'
+    >>> rule("sampling.alpha_threshold")
+    '0.01 if size is small, else 0.001 if sampling.kind is contracted and cameras do not all face one way, else 0.003'
     >>> rule("size")
     'small if the device is a CPU, large if the device is a GPU'
     """

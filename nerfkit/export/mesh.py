@@ -30,8 +30,6 @@ BLOCKS_OF_A_PART = 256  # that are worked on and kept together
 BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
 BEST = 3  # cameras whose colors a vertex takes
 TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
-# Measured with so many cells: the Orrery has 0.1 to 0.2 and is better from density, the room 0.27 to 0.4 and is not.
-SOFT, SOFT_CELLS = 0.25, 256
 GAP = 4.0  # cells from what a photo shows to the mesh: more is a gap
 CHUNK = 2**19  # vertices that a view sees at once
 LEVELS = 12  # of the depth buffer; the coarsest has squares of 2**11 pixels
@@ -75,15 +73,6 @@ class DensityField:
             if (is_inside & (crop is None or crop.inside(grid.points(part, torch.device("cpu"))).numpy())).any():
                 return False
         return True
-
-    def is_soft(self, points: np.ndarray, grid: Grid) -> bool:
-        """Whether the level is not reached at SOFT of the points [P, 3] at which views show a surface."""
-        # Finer cells have less opacity, and that does not make depth better.
-        cell = grid.cell * max(1.0, max(grid.cells) / SOFT_CELLS)
-        parts = torch.from_numpy(points).float().to(self.views.device).split(POINTS_AT_ONCE)
-        with torch.no_grad():
-            below = sum(int((self.model.density(part) * cell < self.optical).sum()) for part in parts)
-        return below > SOFT * len(points)
 
     def blocks(self, grid: Grid) -> np.ndarray:
         """Blocks [N, 3] in which there may be a surface, and that a view sees: most of the surface of a place is in

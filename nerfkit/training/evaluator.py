@@ -74,7 +74,7 @@ def evaluate(
     compared = {view: f"{stems[view]}.png" for view in evenly_chosen(len(cameras), n_comparisons)}
     name = score_name(split, other_scene)
     comparisons = processes.rank0_first(lambda: _comparison_folder(folder, name, set(compared.values())))
-    rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
+    rows, n_ignored, n_pixels = [], 0, views.n_pixels()
     bar = tqdm(processes.shard(len(cameras)), desc="evaluating", unit="view", disable=not processes.is_first)
 
     def compare(view: int, truth: Tensor, render: Tensor, score: float, counts: Tensor | None) -> tuple[str, bytes]:

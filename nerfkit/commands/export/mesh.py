@@ -4,6 +4,7 @@
 import math
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,12 @@ POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and fa
 ON_THE_HOST = 2e-4  # seconds a square of a cell, whatever the device: triangles, loose parts, holes, unwrapping
 POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 MOST_GAPS = 0.05  # of what the photos show, without a warning
+OTHERWISE = {  # by --from, and where the surface is from in the end
+    ("density", "density"): "--from depth or a lower --level",
+    ("auto", "density"): "a longer training or a lower --level",
+    ("auto", "depth"): "a longer training or a lower --resolution",
+    ("depth", "depth"): "a longer training or a lower --resolution",
+}
 
 
 def export_mesh(run: Run, options: cli.MeshOptions) -> None:
@@ -44,21 +51,13 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
         images = photos(run) if options.texture else None
         print(f"this takes about {duration(mesh_seconds(run, options, views))}")
-        source, shown = source_of(run, options, grid, cut, views)
-        try:
-            shape = mesh.cropped(mesh.surface(grid, source, work), cut)
-            if not len(shape.faces):
-                raise writing.EmptyError("no surface lies in the crop")
-        except writing.EmptyError as error:
-            raise writing.EmptyError(f"{error}; {where(run, options, cut, source)}") from None
-        shape, counts = cleaned(shape, options, views, grid)
-        gaps = mesh.gaps(shape, shown, grid.cell)
-        shape, share = finished(shape, options, views, images, grid)
-        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), **counts}
+        found = best_found(run, options, grid, cut, views)
+        shape, share = finished(found.shape, options, views, images, grid)
+        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces), **found.counts}
         content = mesh.mesh_bytes(shape.in_files(transform), output.formats, output.stem.name)
         thresholds = {
             "cell": grid.cell * length,
-            "from": source.name,
+            "from": found.source,
             "level": options.level,
             "truncation_cells": mesh.TRUNCATION,
             "seen_within_cells": mesh.TOLERANCE,
@@ -66,9 +65,8 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         }
         said = about(run, options, cut, unit, counts=counts, thresholds=thresholds, **share)
         report(output.write(content, said), counts)
-        if gaps > MOST_GAPS:
-            other = {"density": "--from depth or a lower --level", "depth": "a longer training or a lower --resolution"}
-            print(f"warning: {gaps:.0%} of what the photos show has no surface in this mesh; try {other[source.name]}")
+        if found.gaps > MOST_GAPS:
+            print(f"warning: {found.lacking}; try {OTHERWISE[options.source, found.source]}")
         keep(run, options, unit)
 
 
@@ -86,10 +84,22 @@ def checked(run: Run, options: cli.MeshOptions) -> tuple[str, ...]:
     return formats
 
 
-def source_of(
-    run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None, views: Views
-) -> tuple[mesh.DensityField | mesh.DepthField, np.ndarray]:
-    """What the surface is taken from, and the positions [P, 3] within the grid and the crop that views show."""
+class Found(NamedTuple):
+    """A surface, cleaned."""
+
+    source: str  # density or depth
+    shape: mesh.Mesh
+    counts: dict[str, int]
+    gaps: float  # share of what the photos show that has no surface
+
+    @property
+    def lacking(self) -> str:
+        return f"{self.gaps:.0%} of what the photos show has no surface in a mesh from {self.source}"
+
+
+def best_found(run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None, views: Views) -> Found:
+    """The surface of the source that the options name; of auto that from depth, if that from density lacks much and
+    the other one less."""
     density, depth = mesh.DensityField(run.model, options.level, views), mesh.DepthField(views)
     is_auto, is_empty = options.source == "auto" and options.level == cli.LEVEL, False
     if options.source != "depth" and (is_empty := density.is_empty(grid, cut)) and (cut is not None or not is_auto):
@@ -101,10 +111,27 @@ def source_of(
         note_rest(run, options, shown)
     shown = shown[grid.inside(shown)]
     shown = shown if cut is None else shown[cut.inside(torch.from_numpy(shown)).numpy()]
-    if is_empty or (is_auto and density.is_soft(shown, grid)):
-        print("note: the opacity is below --level at much of the surface; so this is --from depth")
-        return depth, shown
-    return (depth if options.source == "depth" else density), shown
+
+    def of(source: mesh.DensityField | mesh.DepthField) -> Found:
+        try:
+            shape = mesh.cropped(mesh.surface(grid, source, views.work), cut)
+            if not len(shape.faces):
+                raise writing.EmptyError("no surface lies in the crop")
+        except writing.EmptyError as error:
+            raise writing.EmptyError(f"{error}; {where(run, options, cut, source)}") from None
+        shape, counts = cleaned(shape, options, views, grid)
+        return Found(source.name, shape, counts, mesh.gaps(shape, shown, grid.cell))
+
+    if options.source == "depth" or is_empty:
+        return of(depth)
+    first = of(density)
+    if not is_auto or first.gaps <= MOST_GAPS:
+        return first
+    print(f"note: {first.lacking}; one --from depth is tried")
+    second = of(depth)
+    if second.gaps < first.gaps:
+        print("note: that has more, so it is taken")
+    return min(first, second, key=lambda found: found.gaps)
 
 
 def cleaned(shape: mesh.Mesh, options: cli.MeshOptions, views: Views, grid: Grid) -> tuple[mesh.Mesh, dict[str, int]]:
