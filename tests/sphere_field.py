@@ -74,6 +74,15 @@ class Shell(Balls):
         return SHELL_DENSITY * shell + self.amount * torch.sigmoid((CORE - r) / EDGE)
 
 
+@register_model("mist")
+class Mist(Balls):
+    """A ball that is denser towards its center: in fine cells the level is reached behind where cameras see it."""
+
+    def density(self, positions):
+        r = (positions - torch.tensor(CENTER, dtype=positions.dtype)).norm(dim=-1)
+        return self.amount / 20 * (RADIUS - r).clamp(min=0)
+
+
 def frame() -> SceneTransform:
     rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
     rotation *= np.sign(np.linalg.det(rotation))

@@ -3,6 +3,7 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from nerfkit.crop import CROP
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.errors import UserError
+from nerfkit.errors import RunError, UserError
 from nerfkit.export import mesh
 from nerfkit.export.grid import Grid, piece_of_block
 from nerfkit.export.mesh import Occluder
@@ -187,26 +188,50 @@ def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
         places("other.ply")
 
 
-def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, capsys):
+def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, capsys, monkeypatch):
     """Most pixels show the core, which the shell hides in a mesh from density."""
     shell, out = write_run(tmp_path / "run", kind="shell"), tmp_path / "m.ply"
-    for folder, of, other in ((shell, "depth", "density"), (run, "density", "depth")):
-        automatic, asked, not_asked = (
-            exported(folder, out, "--overwrite", *option)["vertices"]
-            for option in ((), ("--from", of), ("--from", other))
-        )
-        assert np.array_equal(automatic, asked) and not np.array_equal(automatic, not_asked)
-        said = capsys.readouterr().out
-        assert ("--from depth is tried" in said) == (folder is shell)
-        assert ("warning" in said) == (folder is shell)  # of the last one, from density
-    thin = write_run(tmp_path / "thin", amount=4)  # which reaches the level nowhere
-    assert len(exported(thin, out, "--overwrite")["faces"]) > 1000
-    assert "warning" not in capsys.readouterr().out
+
+    def said(folder: Path, *options: object) -> tuple[np.ndarray, str]:
+        return exported(folder, out, "--overwrite", *options)["vertices"], capsys.readouterr().out
+
+    density, lacking = said(shell, "--from", "density")
+    assert_names(lacking, "warning", "% of what the photos show has no surface", "--from depth")
+    automatic, notes = said(shell)
+    assert np.array_equal(automatic, said(shell, "--from", "depth")[0])
+    assert_names(notes, "note", "--from depth is tried", "the mesh is from depth")
+    level, lacking = said(shell, "--level", 0.21)
+    assert not np.array_equal(level, automatic), "who gives a level wants one from density"
+    assert_names(lacking, "warning", "--from depth")
+    monkeypatch.setattr(mesh, "gaps", lambda shape, *_: 0.3 if len(shape.vertices) == len(density) else 0.4)
+    kept, notes = said(shell)
+    assert np.array_equal(kept, density) and "depth lacks 40%" in notes
+    assert_names(notes.split("warning")[1], "30%", "longer training")
+    monkeypatch.undo()
+    whole, notes = said(run)
+    assert np.array_equal(whole, said(run, "--from", "density")[0]) and "--from depth" not in notes
 
 
-def test_a_mesh_that_lacks_what_the_photos_show_is_a_warning(tmp_path, capsys):
-    exported(write_run(tmp_path / "run", kind="shell"), tmp_path / "m.ply", "--from", "density")
-    assert_names(capsys.readouterr().out, "warning", "% of what the photos show has no surface", "--from depth")
+@pytest.mark.parametrize("kind, options", [("balls", {"amount": 4}), ("mist", {})])
+def test_a_mesh_is_from_depth_where_density_has_none(tmp_path, capsys, kind, options):
+    """As in the first seconds of a training."""
+    run = write_run(tmp_path / "run", kind=kind, **options)
+    call(run, "mesh", "--resolution", 64, "--out", tmp_path / "m.ply")
+    assert len(read_ply(tmp_path / "m.ply")["faces"]) > 1000
+    assert_names(capsys.readouterr().out, "note", "--from depth is tried", "the mesh is from depth")
+
+
+def test_a_mesh_is_from_density_where_depth_has_none(tmp_path, capsys, monkeypatch):
+    shell = write_run(tmp_path / "run", kind="shell")
+    wanted = exported(shell, tmp_path / "wanted.ply", "--from", "density")["vertices"]
+
+    def blocks(*_):
+        raise RunError("too little memory")
+
+    monkeypatch.setattr(mesh.DepthField, "blocks", blocks)
+    assert np.array_equal(exported(shell, tmp_path / "m.ply")["vertices"], wanted)
+    assert_names(capsys.readouterr().out, "note", "none from depth: too little memory")
+    assert not (tmp_path / "m.ply.work").exists()
 
 
 def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
@@ -256,11 +281,13 @@ def test_without_a_name_it_goes_to_the_run_folder_and_nothing_is_replaced_unaske
         assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("source", ["density", "depth"])
+@pytest.mark.parametrize("source", ["density", "depth", "auto"])
 def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatch, capsys, source):
+    if source == "auto":
+        run = write_run(tmp_path / "run", kind="shell")  # of which both are made
     monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 1)
     monkeypatch.setattr(mesh.DensityField, "is_empty", lambda *_: False)  # which looks at some blocks, too
-    kind = {"density": mesh.DensityField, "depth": mesh.DepthField}[source]
+    kind = mesh.DensityField if source == "density" else mesh.DepthField  # of auto it is killed in the second
     inside, calls, killed_at = kind.inside, [], None
 
     def counted(self, *arguments):
@@ -270,10 +297,10 @@ def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatc
         return inside(self, *arguments)
 
     monkeypatch.setattr(kind, "inside", counted)
-    arguments = ("mesh", "--from", source, "--resolution", 32, "--out")
+    arguments = ("mesh", "--from", source, "--resolution", RESOLUTION, "--out")
     call(run, *arguments, tmp_path / "whole.ply")
     total = len(calls)
-    for options in (("--resolution", 30), ()):
+    for options in (("--resolution", RESOLUTION - 2), ()):
         killed_at = len(calls) + 3
         with pytest.raises(KeyboardInterrupt):
             call(run, *arguments, tmp_path / "m.ply", *options)

@@ -84,12 +84,14 @@ def test_intervals_are_longer_where_all_cameras_face_a_scene(tmp_path: Path):
 
 
 def test_the_fewer_pixels_a_place_has_the_stronger_is_the_weight_decay(folder: Path, monkeypatch):
-    """8 divided by the millions of pixels that are trained on."""
-    scene = options_of(folder)[1]
-    for millions, wanted in ((1, 3.0), (20, 0.4), (1000, 0.03)):
-        monkeypatch.setattr(type(scene.views["train"]), "n_pixels", lambda _, millions=millions: millions * 10**6)
+    """A number divided by the pixels of the training images, within limits."""
+    n_pixels = sum(width * height for width, height in options_of(folder)[1].split("train").cameras.sizes())
+    for decay, wanted in ((8, 3.0), (0.4e-6 * n_pixels, 0.4), (1e-9, 0.03)):
+        monkeypatch.setattr("nerfkit.config.recipe.DECAY", decay)
         for arguments, value in (("", wanted), ("--size small", 0.1), ("--sampling.kind box", 0.1)):
             assert values_of(options_of(folder, arguments)[0], "trainer.weight_decay") == [pytest.approx(value)]
+    without = train_options(f"--device cpu --data.path x --size large {UNBOUNDED}".split()).resolved(device="cpu")
+    assert without.trainer.weight_decay == 0.1, "nothing is known of the images"
 
 
 def test_a_box_in_unbounded_space_is_what_is_not_contracted(folder: Path):

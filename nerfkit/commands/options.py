@@ -137,7 +137,8 @@ class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
     # the surface; density: where opacity reaches --level; depth: fused depth of the training views; auto: density, or
-    # depth if a quarter of the surface that the photos show does not reach the level
+    # depth if more than 5 % of what the photos show has no surface from density and less from depth; if you give a
+    # --level, density
     source: Source = "auto"
     resolution: integer(2, 8192) = 256  # cells along the longest side
     level: number(0.001, 0.999) = LEVEL  # opacity at which the surface is, for --from density

@@ -50,7 +50,7 @@ class Facts:
 
     @property
     def decay(self) -> float | None:
-        """trainer.weight_decay of a capture, by the pixels that it is trained on; None where there are none."""
+        """trainer.weight_decay of a capture, by the pixels of its training images; None where there are none."""
         views = None if self.scene is None else self.scene.views.get("train")
         return None if views is None else min(max(DECAY * 1e6 / views.n_pixels(), DECAYS[0]), DECAYS[1])
 
@@ -178,7 +178,7 @@ FIELD: Recipe = BASE | {
     "trainer.learning_rate": ((0.02, OTHERWISE),),
     "trainer.weight_decay": (
         (0.1, SMALL),
-        (Found("8 / (millions of pixels trained on), between 0.03 and 3", lambda facts: facts.decay), OF_PIXELS),
+        (Found(f"{DECAY:g} / megapixels of the training images (0.03 to 3)", lambda facts: facts.decay), OF_PIXELS),
         (0.1, OTHERWISE),
     ),
     "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),

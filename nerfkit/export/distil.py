@@ -64,7 +64,7 @@ def student(run: Run, megabytes: float, seconds: float) -> ResolvedConfig:
     sampling.alpha_threshold = max(0.005, sampling.alpha_threshold)
     config.trainer = replace(
         config.trainer, steps=UNLIMITED, max_seconds=seconds, samples_per_step=SAMPLES[on], optimizer="adam",
-        learning_rate=0.02, final_learning_rate=0.001, loss="", save_every=0, depth=0.0,
+        learning_rate=0.02, final_learning_rate=0.001, weight_decay=0.1, loss="", save_every=0, depth=0.0,
     )  # fmt: skip
     config.ops, config.decisions = OpsConfig(), {}
     return config

@@ -27,13 +27,9 @@ from nerfkit.training.run.load import Run
 POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and faces of a surface of a few sides
 ON_THE_HOST = 2e-4  # seconds a square of a cell, whatever the device: triangles, loose parts, holes, unwrapping
 POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
-MOST_GAPS = 0.05  # of what the photos show, without a warning
-OTHERWISE = {  # by --from, and where the surface is from in the end
-    ("density", "density"): "--from depth or a lower --level",
-    ("auto", "density"): "a longer training or a lower --level",
-    ("auto", "depth"): "a longer training or a lower --resolution",
-    ("depth", "depth"): "a longer training or a lower --resolution",
-}
+MOST_GAPS = 0.05  # of what the photos show, without a warning, and without a look whether depth has more
+ADVICE = {"density": "--from depth or a lower --level", "depth": "a longer training or a lower --resolution"}
+LAST_ADVICE = "a longer training or a lower --level"  # where depth has no more
 
 
 def export_mesh(run: Run, options: cli.MeshOptions) -> None:
@@ -66,7 +62,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         said = about(run, options, cut, unit, counts=counts, thresholds=thresholds, **share)
         report(output.write(content, said), counts)
         if found.gaps > MOST_GAPS:
-            print(f"warning: {found.lacking}; try {OTHERWISE[options.source, found.source]}")
+            print(f"warning: {found.lacking}; try {found.advice}")
         keep(run, options, unit)
 
 
@@ -91,6 +87,7 @@ class Found(NamedTuple):
     shape: mesh.Mesh
     counts: dict[str, int]
     gaps: float  # share of what the photos show that has no surface
+    advice: str
 
     @property
     def lacking(self) -> str:
@@ -101,10 +98,12 @@ def best_found(run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None,
     """The surface of the source that the options name; of auto that from depth, if that from density lacks much and
     the other one less."""
     density, depth = mesh.DensityField(run.model, options.level, views), mesh.DepthField(views)
-    is_auto, is_empty = options.source == "auto" and options.level == cli.LEVEL, False
-    if options.source != "depth" and (is_empty := density.is_empty(grid, cut)) and (cut is not None or not is_auto):
-        what = "there is no surface: the opacity is below --level everywhere"
-        raise writing.EmptyError(f"{what}; {where(run, options, cut, density)}")
+    is_auto = options.source == "auto" and options.level == cli.LEVEL
+    is_empty, nothing = False, "the opacity is below --level everywhere"
+    if options.source != "depth":
+        is_empty = density.is_empty(grid, cut)
+    if is_empty and (cut is not None or not is_auto):
+        raise writing.EmptyError(f"there is no surface: {nothing}; {where(run, options, cut, density)}")
     views.render()
     shown = views.shown()
     if is_middle(run, cut):
@@ -120,18 +119,31 @@ def best_found(run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None,
         except writing.EmptyError as error:
             raise writing.EmptyError(f"{error}; {where(run, options, cut, source)}") from None
         shape, counts = cleaned(shape, options, views, grid)
-        return Found(source.name, shape, counts, mesh.gaps(shape, shown, grid.cell))
+        return Found(source.name, shape, counts, mesh.gaps(shape, shown, grid.cell), ADVICE[source.name])
 
-    if options.source == "depth" or is_empty:
-        return of(depth)
-    first = of(density)
-    if not is_auto or first.gaps <= MOST_GAPS:
+    if not is_auto:
+        return of(depth if options.source == "depth" else density)
+    first = None
+    try:
+        first = None if is_empty else of(density)
+        why = first.lacking if first else nothing
+    except UserError as error:
+        why = str(error)
+    if first and first.gaps <= MOST_GAPS:
         return first
-    print(f"note: {first.lacking}; one --from depth is tried")
-    second = of(depth)
-    if second.gaps < first.gaps:
-        print("note: that has more, so it is taken")
-    return min(first, second, key=lambda found: found.gaps)
+    print(f"note: {why}; one --from depth is tried, which takes about as long again")
+    try:
+        second = of(depth)
+    except UserError as error:
+        if first is None:
+            raise
+        print(f"note: there is none from depth: {error}")
+        return first._replace(advice=LAST_ADVICE)
+    if first is None or second.gaps < first.gaps:
+        print(f"note: the mesh is from depth, which lacks {second.gaps:.0%}")
+        return second
+    print(f"note: the mesh is from density, for one from depth lacks {second.gaps:.0%}")
+    return first._replace(advice=LAST_ADVICE)
 
 
 def cleaned(shape: mesh.Mesh, options: cli.MeshOptions, views: Views, grid: Grid) -> tuple[mesh.Mesh, dict[str, int]]:
