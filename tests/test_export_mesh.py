@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -195,6 +196,8 @@ def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, c
     def said(folder: Path, *options: object) -> tuple[np.ndarray, str]:
         return exported(folder, out, "--overwrite", *options)["vertices"], capsys.readouterr().out
 
+    whole, notes = said(run)
+    assert np.array_equal(whole, said(run, "--from", "density")[0]) and "--from depth" not in notes
     density, lacking = said(shell, "--from", "density")
     assert_names(lacking, "warning", "% of what the photos show has no surface", "--from depth")
     automatic, notes = said(shell)
@@ -207,14 +210,10 @@ def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, c
     kept, notes = said(shell)
     assert np.array_equal(kept, density) and "depth lacks 40%" in notes
     assert_names(notes.split("warning")[1], "30%", "longer training")
-    monkeypatch.undo()
-    whole, notes = said(run)
-    assert np.array_equal(whole, said(run, "--from", "density")[0]) and "--from depth" not in notes
 
 
 @pytest.mark.parametrize("kind, options", [("balls", {"amount": 4}), ("mist", {})])
 def test_a_mesh_is_from_depth_where_density_has_none(tmp_path, capsys, kind, options):
-    """As in the first seconds of a training."""
     run = write_run(tmp_path / "run", kind=kind, **options)
     call(run, "mesh", "--resolution", 64, "--out", tmp_path / "m.ply")
     assert len(read_ply(tmp_path / "m.ply")["faces"]) > 1000
@@ -224,11 +223,7 @@ def test_a_mesh_is_from_depth_where_density_has_none(tmp_path, capsys, kind, opt
 def test_a_mesh_is_from_density_where_depth_has_none(tmp_path, capsys, monkeypatch):
     shell = write_run(tmp_path / "run", kind="shell")
     wanted = exported(shell, tmp_path / "wanted.ply", "--from", "density")["vertices"]
-
-    def blocks(*_):
-        raise RunError("too little memory")
-
-    monkeypatch.setattr(mesh.DepthField, "blocks", blocks)
+    monkeypatch.setattr(mesh.DepthField, "blocks", Mock(side_effect=RunError("too little memory")))
     assert np.array_equal(exported(shell, tmp_path / "m.ply")["vertices"], wanted)
     assert_names(capsys.readouterr().out, "note", "none from depth: too little memory")
     assert not (tmp_path / "m.ply.work").exists()
@@ -283,8 +278,7 @@ def test_without_a_name_it_goes_to_the_run_folder_and_nothing_is_replaced_unaske
 
 @pytest.mark.parametrize("source", ["density", "depth", "auto"])
 def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatch, capsys, source):
-    if source == "auto":
-        run = write_run(tmp_path / "run", kind="shell")  # of which both are made
+    run = write_run(tmp_path / "run", kind="shell") if source == "auto" else run  # of which both are made
     monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 1)
     monkeypatch.setattr(mesh.DensityField, "is_empty", lambda *_: False)  # which looks at some blocks, too
     kind = mesh.DensityField if source == "density" else mesh.DepthField  # of auto it is killed in the second
