@@ -11,10 +11,11 @@ import numpy as np
 from msgspec import to_builtins
 
 from nerfkit.commands import options as cli
-from nerfkit.crop import Crop, active_crop, crop_of
+from nerfkit.crop import CROP, Crop, active_crop, crop_of
 from nerfkit.data.scene_transform.transform import SceneTransform
 from nerfkit.errors import UserError
 from nerfkit.export import scale, writing
+from nerfkit.safe_io import printable
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run
 
@@ -38,6 +39,8 @@ def opened(
     unit = None if is_model else scale.scale_of(run, options.scale, options.measure)
     if options.crop is None:
         cut = active_crop(run.folder, run.transform)
+        if cut is not None:
+            print(f"cropped as {printable(run.folder / CROP)} says")
     else:
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
     if is_middle(run, cut) and name != "web":

@@ -28,8 +28,8 @@ POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and fa
 ON_THE_HOST = 2e-4  # seconds a square of a cell, whatever the device: triangles, loose parts, holes, unwrapping
 POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 MOST_GAPS = 0.05  # of what the photos show, without a warning, and without a look whether depth has more
-ADVICE = {"density": "--from depth or a lower --level", "depth": "a longer training or a lower --resolution"}
-LAST_ADVICE = "a longer training or a lower --level"  # where depth has no more
+ADVICE = {"density": "--from depth or a lower --level", "depth": "a lower --resolution or a longer training"}
+LAST_ADVICE = "a lower --resolution or a longer training"  # where depth has no more
 
 
 def export_mesh(run: Run, options: cli.MeshOptions) -> None:
