@@ -212,12 +212,12 @@ def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, c
     assert_names(notes.split("warning")[1], "30%", "longer training")
 
 
-@pytest.mark.parametrize("kind, options", [("balls", {"amount": 4}), ("mist", {})])
-def test_a_mesh_is_from_depth_where_density_has_none(tmp_path, capsys, kind, options):
-    run = write_run(tmp_path / "run", kind=kind, **options)
+@pytest.mark.parametrize("kind, amount, said", [("balls", 4, "so this is"), ("mist", DENSITY, "none from density")])
+def test_a_mesh_is_from_depth_where_density_has_none(tmp_path, capsys, kind, amount, said):
+    run = write_run(tmp_path / "run", kind=kind, amount=amount)
     call(run, "mesh", "--resolution", 64, "--out", tmp_path / "m.ply")
     assert len(read_ply(tmp_path / "m.ply")["faces"]) > 1000
-    assert_names(capsys.readouterr().out, "note", "--from depth is tried", "the mesh is from depth")
+    assert_names(capsys.readouterr().out, "note", said)
 
 
 def test_a_mesh_is_from_density_where_depth_has_none(tmp_path, capsys, monkeypatch):

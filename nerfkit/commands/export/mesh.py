@@ -28,8 +28,6 @@ POINTS_OF_A_CELL = 20  # that are colored, of a square of cells: vertices and fa
 ON_THE_HOST = 2e-4  # seconds a square of a cell, whatever the device: triangles, loose parts, holes, unwrapping
 POINTS_A_SECOND = {"cpu": 1e7, "cuda": 5e8}  # that a view colors, or of which it sees that it does not
 MOST_GAPS = 0.05  # of what the photos show, without a warning, and without a look whether depth has more
-ADVICE = {"density": "--from depth or a lower --level", "depth": "a lower --resolution or a longer training"}
-LAST_ADVICE = "a lower --resolution or a longer training"  # where depth has no more
 
 
 def export_mesh(run: Run, options: cli.MeshOptions) -> None:
@@ -62,7 +60,9 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
         said = about(run, options, cut, unit, counts=counts, thresholds=thresholds, **share)
         report(output.write(content, said), counts)
         if found.gaps > MOST_GAPS:
-            print(f"warning: {found.lacking}; try {found.advice}")
+            is_density = found.source == "density" and not compares(options)
+            other = "--from depth or a lower --level" if is_density else "a lower --resolution or a longer training"
+            print(f"warning: {found.lacking}; try {other}")
         keep(run, options, unit)
 
 
@@ -87,23 +87,27 @@ class Found(NamedTuple):
     shape: mesh.Mesh
     counts: dict[str, int]
     gaps: float  # share of what the photos show that has no surface
-    advice: str
 
     @property
     def lacking(self) -> str:
         return f"{self.gaps:.0%} of what the photos show has no surface in a mesh from {self.source}"
 
 
+def compares(options: cli.MeshOptions) -> bool:
+    """Whether depth is tried where density lacks much: not if the source is named, or a level, which is density's."""
+    return options.source == "auto" and options.level == cli.LEVEL
+
+
 def best_found(run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None, views: Views) -> Found:
-    """The surface of the source that the options name; of auto that from depth, if that from density lacks much and
-    the other one less."""
+    """The surface of the source that the options name; of auto that from density, or from depth if that lacks less."""
     density, depth = mesh.DensityField(run.model, options.level, views), mesh.DepthField(views)
-    is_auto = options.source == "auto" and options.level == cli.LEVEL
-    is_empty, nothing = False, "the opacity is below --level everywhere"
-    if options.source != "depth":
-        is_empty = density.is_empty(grid, cut)
-    if is_empty and (cut is not None or not is_auto):
-        raise writing.EmptyError(f"there is no surface: {nothing}; {where(run, options, cut, density)}")
+    sources = [density, depth] if compares(options) else [depth if options.source == "depth" else density]
+    if sources[0] is density and density.is_empty(grid, cut):
+        nothing = "the opacity is below --level everywhere"
+        if cut is not None or not compares(options):
+            raise writing.EmptyError(f"there is no surface: {nothing}; {where(run, options, cut, density)}")
+        print(f"note: {nothing}; so this is --from depth")
+        sources = [depth]
     views.render()
     shown = views.shown()
     if is_middle(run, cut):
@@ -119,31 +123,26 @@ def best_found(run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None,
         except writing.EmptyError as error:
             raise writing.EmptyError(f"{error}; {where(run, options, cut, source)}") from None
         shape, counts = cleaned(shape, options, views, grid)
-        return Found(source.name, shape, counts, mesh.gaps(shape, shown, grid.cell), ADVICE[source.name])
+        return Found(source.name, shape, counts, mesh.gaps(shape, shown, grid.cell))
 
-    if not is_auto:
-        return of(depth if options.source == "depth" else density)
-    first = None
-    try:
-        first = None if is_empty else of(density)
-        why = first.lacking if first else nothing
-    except UserError as error:
-        why = str(error)
-    if first and first.gaps <= MOST_GAPS:
-        return first
-    print(f"note: {why}; one --from depth is tried, which takes about as long again")
-    try:
-        second = of(depth)
-    except UserError as error:
-        if first is None:
-            raise
-        print(f"note: there is none from depth: {error}")
-        return first._replace(advice=LAST_ADVICE)
-    if first is None or second.gaps < first.gaps:
-        print(f"note: the mesh is from depth, which lacks {second.gaps:.0%}")
-        return second
-    print(f"note: the mesh is from density, for one from depth lacks {second.gaps:.0%}")
-    return first._replace(advice=LAST_ADVICE)
+    found: list[Found] = []
+    for source in sources:
+        try:
+            found.append(of(source))
+        except UserError as error:
+            if source is sources[-1] and not found:
+                raise
+            print(f"note: there is none from {source.name}: {error}")
+            continue
+        if found[-1].gaps <= MOST_GAPS:
+            break
+        if source is not sources[-1]:
+            print(f"note: {found[-1].lacking}; one --from depth is tried, which takes about as long again")
+    best = min(found, key=lambda one: one.gaps)
+    if len(found) > 1:
+        lacking = ", ".join(f"one from {one.source} lacks {one.gaps:.0%}" for one in found)
+        print(f"note: the mesh is from {best.source}: {lacking}")
+    return best
 
 
 def cleaned(shape: mesh.Mesh, options: cli.MeshOptions, views: Views, grid: Grid) -> tuple[mesh.Mesh, dict[str, int]]:
