@@ -120,17 +120,25 @@ def _check_split(asked: Any, new: Any, scene: Any) -> None:
 
 def check(config: Any) -> None:
     """Raise ConfigError for a value out of its range, and for values that contradict each other; auto is neither."""
+    check_names(config)
     check_values(config, "")
     _check_box(config.data.box)
     _check_model(config.model)
     _check_sampling(config)
 
 
+def check_names(options: Any, prefix: str = "") -> None:
+    """Raise ConfigError for a name that is no option: in Python a dataclass takes any."""
+    known = get_type_hints(type(options))
+    for name in vars(options).keys() - known.keys() - {"decisions"}:  # of a configuration that is resolved
+        raise ConfigError(f"unknown option {prefix}{name}{did_you_mean(name, known, prefix)}")
+    for name in filter(lambda name: dataclasses.is_dataclass(getattr(options, name)), known):
+        check_names(getattr(options, name), f"{prefix}{name}.")
+
+
 def check_values(options: Any, prefix: str) -> None:
     hints = get_type_hints(type(options), include_extras=True)
     hints.pop("decisions", None)  # of a configuration that is resolved
-    for name in vars(options).keys() - hints.keys() - {"decisions"}:  # set in Python, where a dataclass takes any name
-        raise ConfigError(f"unknown option {prefix}{name}{did_you_mean(name, hints, prefix)}")
     for name, kind in hints.items():
         value, full_name = getattr(options, name), f"{prefix}{name}"
         if dataclasses.is_dataclass(value):

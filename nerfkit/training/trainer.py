@@ -15,6 +15,7 @@ from tqdm import tqdm
 from nerfkit import ops
 from nerfkit.config import Config, ResolvedConfig, from_dict, to_dict
 from nerfkit.config.recipe import UNLIMITED
+from nerfkit.config.resolve import check_names
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.images.batch import ImagePool, StreamingPixels, TrainingViews
 from nerfkit.data.load import scene_of
@@ -86,6 +87,7 @@ class Trainer:
         device: torch.device | str | None = None,
         processes: Processes = SINGLE_PROCESS,
     ):
+        check_names(config)
         checked = from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
         config = config if isinstance(config, ResolvedConfig) else checked
         self.device = pick_device(str(device or config.device))
