@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import msgspec
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -45,11 +46,24 @@ def ranged(kind: Any, low: float, high: float) -> Any:
     return Annotated[kind, limits, tyro.conf.arg(help_behavior_hint=lambda x: f"(default: {x}; range {limits})")]
 
 
-def unset(kind: Any, metavar: str, default: str, low: float | None = None, high: float | None = None) -> Any:
-    """The type of an option that is None until it is set; `default` says what None means."""
+def unset(
+    kind: Any, metavar: str, default: str, low: float | None = None, high: float | None = None, word: str = ""
+) -> Any:
+    """The type of an option that is None until it is set, or a `word`; `default` says what None means."""
     limits = () if low is None else (Range(low, high),)
     hint = f"(default: {'; range '.join([default, *map(str, limits)])})"
-    return Annotated[(kind | None, *limits, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint))]
+    n = len(metavar.split())
+
+    def read(words: list[str]) -> Any:
+        try:
+            return word if words == [word] else msgspec.convert(words if n > 1 else words[0], kind, strict=False)
+        except msgspec.ValidationError:
+            wanted = f"{word} or {metavar}" if word else metavar
+            raise ValueError(f"expected {wanted}, got {printable(' '.join(words))!r}") from None
+
+    nargs = 1 if n == 1 else "*" if word else n
+    spec = PrimitiveConstructorSpec(nargs, metavar, read, lambda value: True, lambda value: [str(value)])
+    return Annotated[(kind | None, *limits, spec, tyro.conf.arg(help_behavior_hint=hint))]
 
 
 def integer(low: int, high: int) -> Any:

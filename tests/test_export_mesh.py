@@ -168,8 +168,7 @@ def test_glb_far_from_the_origin_has_its_place_in_a_node(tmp_path):
 @pytest.mark.parametrize("of", ["files", "model"])
 def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
     run = write_run(tmp_path / "run")
-    low = (frame().to_input(CENTER) if of == "files" else CENTER) - [9, 9, 0]
-    high = low + 18
+    low, high = np.add(frame().to_input(CENTER) if of == "files" else CENTER, [[-9, -9, 0], [9, 9, 18]])
 
     def places(name: str, *arguments) -> np.ndarray:
         call(run, "mesh", "--resolution", 32, "--out", tmp_path / name, "--from", "density", "--frame", of, *arguments)
@@ -182,6 +181,7 @@ def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
     kept()
     cut = places("cut.ply")
     assert low[2] - 1e-3 <= cut[:, 2].min() < low[2] + 0.3 and len(cut) > 500 and np.allclose(cut, asked)
+    assert places("none.ply", "--crop", "none")[:, 2].min() < low[2] - 0.1
     kept(on=False)
     assert places("whole.ply")[:, 2].min() < low[2] - 0.1, "a crop that is off cuts nothing"
     kept(max=[0, 0, 0])

@@ -84,8 +84,8 @@ def test_intervals_are_longer_where_all_cameras_face_a_scene(tmp_path: Path):
 
 
 def test_the_fewer_pixels_a_place_has_the_stronger_is_the_weight_decay(folder: Path, monkeypatch):
-    n_pixels = sum(width * height for width, height in options_of(folder)[1].split("train").cameras.sizes())
-    for decay, wanted in ((8, 3.0), (0.4e-6 * n_pixels, 0.4), (1e-9, 0.03)):
+    pixels = sum(width * height for width, height in options_of(folder)[1].split("train").cameras.sizes())
+    for decay, wanted in ((8, 3.0), (0.4e-6 * pixels, 0.4), (1e-9, 0.03)):
         monkeypatch.setattr("nerfkit.config.recipe.DECAY", decay)
         for arguments, value in (("", wanted), ("--size small", 0.1), ("--sampling.kind box", 0.1)):
             assert values_of(options_of(folder, arguments)[0], "trainer.weight_decay") == [pytest.approx(value)]

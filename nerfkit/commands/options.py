@@ -35,7 +35,7 @@ Verbose = Annotated[bool, tyro.conf.arg(aliases=["-v"])]
 Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]", help_behavior_hint="")]
 Meters = unset(float, "METERS", "the scale in that file", METERS.low, METERS.high)
 Measured = unset(tuple[float, float, float, float, float, float, float], "X Y Z X Y Z METERS", "none")
-Corners = unset(Box, "X Y Z X Y Z", "the viewer's crop, if it saved one")
+Corners = unset(Box | Literal["none"], "X Y Z X Y Z", "the viewer's crop, if it saved one", word="none")
 
 
 @dataclass
@@ -127,7 +127,8 @@ class ExportOptions(RunOptions):
 
 @dataclass
 class GeometryOptions(ExportOptions):
-    crop: Corners = None  # export only this box: lowest and highest corner, in the coordinates of --frame
+    # export only this box: lowest and highest corner, in the coordinates of --frame; none: no crop of the viewer either
+    crop: Corners = None
     scale: Meters = None  # meters per unit of the scene's files; saved in RUN/scale.json
     measure: Measured = None  # instead of --scale: two points, as in the scene's files, and their distance [m]
 

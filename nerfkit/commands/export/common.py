@@ -37,11 +37,10 @@ def opened(
     output = writing.Output(run.folder, options.out, name, formats, known)
     output.check(options.overwrite)
     unit = None if is_model else scale.scale_of(run, options.scale, options.measure)
-    if options.crop is None:
-        cut = active_crop(run.folder, run.transform)
-        if cut is not None:
-            print(f"cropped as {printable(run.folder / CROP)} says")
-    else:
+    cut = active_crop(run.folder, run.transform) if options.crop is None else None
+    if cut is not None:
+        print(f"cropped as {printable(run.folder / CROP)} says; --crop none leaves that out")
+    elif options.crop not in (None, "none"):
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
     if is_middle(run, cut) and name != "web":
         print("exporting the middle of the place (data.box of the run); --crop chooses another part")
