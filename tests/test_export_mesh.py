@@ -215,8 +215,8 @@ def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, c
 @pytest.mark.parametrize("kind, amount, said", [("balls", 4, "so this is"), ("mist", DENSITY, "none from density")])
 def test_a_mesh_is_from_depth_where_density_has_none(tmp_path, capsys, kind, amount, said):
     run = write_run(tmp_path / "run", kind=kind, amount=amount)
-    call(run, "mesh", "--resolution", 64, "--out", tmp_path / "m.ply")
-    assert len(read_ply(tmp_path / "m.ply")["faces"]) > 1000
+    call(run, "mesh", "--resolution", 64, "--out", f"{tmp_path}/new/")
+    assert len(read_ply(tmp_path / "new" / "mesh.ply")["faces"]) > 1000
     assert_names(capsys.readouterr().out, "note", said)
 
 

@@ -50,13 +50,15 @@ def optional(module: str, what: str) -> ModuleType:
 class Output:
     """The files `<stem>.<format>` of one export and `<stem>.export.json`.
 
-    They go where the user says with `out`, a file of one of the `known` endings or a name without, or else to
-    RUN/export/`name`. If no `formats` are asked for, that ending decides, or else it is the first known one.
+    They go where the user says with `out`, a folder, a file of one of the `known` endings or a name without, or else
+    to RUN/export/`name`. If no `formats` are asked for, that ending decides, or else it is the first known one.
     """
 
     def __init__(self, run: Path, out: str, name: str, formats: tuple[str, ...], known: tuple[str, ...]):
         self.own: OwnFolder | None = None
         self.stem, self.formats = Path(out).expanduser(), formats or known[:1]
+        if out.endswith(os.sep) or (out and self.stem.is_dir()):
+            self.stem /= name
         ending = self.stem.suffix[1:].lower()
         if not out:
             self.own = RunFolder.existing(run).child("export", "export")
