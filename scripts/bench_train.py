@@ -96,7 +96,7 @@ class LoadedViews(NamedTuple):
 
 def loaded(scene: Scene, split: str) -> LoadedViews:
     views = scene.split(split)
-    return LoadedViews(views, views.load())
+    return LoadedViews(views, views.load(with_depth=split == "train"))
 
 
 def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:

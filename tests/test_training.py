@@ -51,6 +51,15 @@ def test_nan_stops_and_is_never_saved(small_config, tmp_path):
     assert again.train(run) and again.step == 3
 
 
+def test_a_step_with_far_too_many_rays_renders_those_that_fit(small_config):
+    trainer = make_trainer(small_config)
+    trainer.training_step.n_rays.fill_(20_000)
+    trainer.train_step()
+    step = trainer.training_step.pop_stats()
+    assert 0 < step.rays < 10_000 and 4096 < step.samples <= 2 * 4096
+    assert len(trainer.model(trainer.cameras.image_rays(0), torch.ones(3)).samples.t_starts) > 2 * 4096
+
+
 def test_an_empty_batch_trains_on(small_config):
     trainer = make_trainer(small_config)
     trainer.step = 1  # no occupancy update

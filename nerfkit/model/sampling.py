@@ -56,6 +56,7 @@ class OccupancySampler(OccupancyGrid):
     early_stop_transmittance = 1e-3  # where a ray ends
     march_capacity_ratio = 6.0  # of a capacity: marched intervals for each that is rendered
     passes_of_capacity = 0.0  # and those whose density is evaluated, in each of two passes; 0: all, in one
+    most_samples: int | None = None  # with gradients and no capacity, set by a training step
 
     @abstractmethod
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,6 +74,7 @@ class OccupancySampler(OccupancyGrid):
         origins and directions; distances along the ray are constants.
         """
         waits = capacity is None  # for the GPU to tell how many rows there are
+        is_training = self.training and torch.is_grad_enabled()  # no view is scored, or its pose looked for
         with torch.no_grad():
             march_capacity = None if waits else int(capacity * self.march_capacity_ratio)
             t_starts, t_ends, ray_offsets = self.march(rays, jitter, march_capacity)
@@ -81,12 +83,14 @@ class OccupancySampler(OccupancyGrid):
             room = None if waits else int(capacity * (self.passes_of_capacity or self.march_capacity_ratio))
             density, are_known = self._density(rays, marched, density_fn, room)
             kept, are_known = self._kept(rays, marched, density, are_known, room)
-            n_rows = len(kept.t_starts) if waits else capacity
-            ray_offsets, are_kept = truncate_offsets(kept.ray_offsets, n_rows)
+            limit = self.most_samples if waits and is_training else capacity
+            limit = len(kept.t_starts) if limit is None else limit
+            ray_offsets, are_kept = truncate_offsets(kept.ray_offsets, limit)
+            n_rows = int(ray_offsets[-1]) if waits else limit
             positions, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *kept, ray_offsets, n_rows)
             if not waits:
                 ray_offsets = pad_offsets(ray_offsets, capacity)
-        if self.training and torch.is_grad_enabled():  # not where a view is scored, or its pose is looked for
+        if is_training:
             self.mark_reached(positions, t_ends > t_starts)
         if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
             middle = ((t_starts + t_ends) / 2)[:, None]  # [N, 1]

@@ -24,6 +24,7 @@ from nerfkit.training.step.losses import LossError, TrainingLoss
 from nerfkit.training.step.outliers import Outliers
 
 MIN_RAYS, MAX_RAYS = 64, 65536
+MOST_SAMPLES = 2  # of a step of any shape, times samples_per_step: where cells become occupied, there can be 50 times
 TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted to: samples vary from step to step
 LOSS_SCALE = 1024.0  # initial; keeps gradients in half precision from underflowing
 MAX_NONFINITE_STEPS = 10  # in a row, after which training in half precision has failed
@@ -60,6 +61,7 @@ class TrainingStep:
         self.outliers = Outliers(len(views.cameras)).to(device) if settings.robust else nn.Module()
         self.longest_ray = model.max_samples_per_ray
         first = settings.samples_per_step / (self.longest_ray or 1)  # as if each ray had the most samples
+        self.most_samples = int(max(MOST_SAMPLES * settings.samples_per_step, MIN_RAYS * (self.longest_ray or 0)))
         self.n_rays = torch.tensor(int(min(max(first, MIN_RAYS), MAX_RAYS)), device=device)
         self.term_names: tuple[str, ...] = ()  # known after the first step
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # rays, samples, pixel error, loss, its terms
@@ -161,7 +163,8 @@ class TrainingStep:
         rays = self.adjustments.rays(batch.rays)
         rays = rays._replace(directions=rays.directions * active[:, None])  # zero: no samples
         capacity = self.settings.samples_per_step if self.static_shapes else None
-        rendering = self.model(rays, batch.background, batch.jitter, capacity)
+        with self.model.limited_to(self.most_samples):
+            rendering = self.model(rays, batch.background, batch.jitter, capacity)
         ray_complete, n_samples = active, None
         if rendering.samples is not None:
             ray_complete = rendering.samples.ray_complete & active
