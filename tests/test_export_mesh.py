@@ -238,7 +238,7 @@ def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
     call(run, "points", "--frame", "model", "--out", tmp_path / "points.ply")
     assert np.abs(read_ply(tmp_path / "points.ply")["vertices"]).max() <= 0.3
     said = capsys.readouterr().out
-    assert "data.box" in said and "; left out: " in said
+    assert "the middle of the place" in said and " left out " in said
     named = np.array(re.findall(r"--crop((?: [-.\d]+){6}) has", said)[-1].split(), dtype=float).reshape(2, 3)
     assert (np.abs(named - [CENTER - RADIUS, CENTER + RADIUS]) < 0.3 * RADIUS).all(), "what photos show is the ball"
     crop = ("--frame", "model", "--crop", -0.8, -0.8, -0.8, 0.8, 0.8, 0.8)

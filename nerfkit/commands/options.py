@@ -171,7 +171,7 @@ class SplatsOptions(GeometryOptions):
 class WebOptions(GeometryOptions):
     """Export the model as one HTML file, which any browser with WebGL 2 shows offline."""
 
-    size: number(0.1, 1000) = 10.0  # largest file [MB]; if the model does not fit, a smaller one is trained from it
+    size: number(0.5, 1000) = 10.0  # largest file [MB]; if the model does not fit, a smaller one is trained from it
     seconds: number(1, 1e6) = 60.0  # training time of the smaller model [s]
 
 

@@ -88,8 +88,9 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         looks_around = any(lens.is_panorama for lens in run.lenses("train"))
         is_around = not looks_around and paths.views_surround(like, target, up)
         options.cameras = "orbit" if is_around else "interpolate"
-        others = {"orbit", "spiral", "interpolate", *splits, *run.scene.paths} - {options.cameras}
-        print(f"rendering --cameras {options.cameras}; others are {', '.join(sorted(others))}")
+        others = ", ".join(sorted({"orbit", "spiral", "interpolate", *splits, *run.scene.paths} - {options.cameras}))
+        why = "surround" if is_around else "do not surround"
+        print(f"rendering --cameras {options.cameras}: the views {why} a subject; others are {others}")
     path, is_file = options.cameras, options.cameras.endswith(".json")
     with_cameras = [*splits, *run.scene.paths]
     if options.frames and (is_file or path in with_cameras):

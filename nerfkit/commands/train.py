@@ -27,7 +27,7 @@ from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.parallel import SINGLE_PROCESS, Processes
 from nerfkit.safe_io import printable
 from nerfkit.training.evaluator import check_scorable, evaluate
-from nerfkit.training.run.files import SETUP, read_config, read_lines, warn_of_run
+from nerfkit.training.run.files import SETUP, has_checkpoint, read_config, read_lines, warn_of_run
 from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_transform
 from nerfkit.training.step.losses import loss_function
 from nerfkit.training.trainer import Trainer
@@ -177,7 +177,10 @@ def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: 
     if not processes.is_first:
         return RunFolder(path)
     if not options.resume:
-        return RunFolder.for_new_run(path, options.overwrite)
+        folder = RunFolder.for_new_run(path, options.overwrite)
+        if has_checkpoint(folder.path):
+            print(f"--overwrite: this replaces the run in {folder.path}")
+        return folder
     folder = RunFolder.existing(path)
     folder.lock()
     folder.check_resumable(config, describe(scene))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count
@@ -41,7 +42,11 @@ def distilled(run: Run, megabytes: float, seconds: float) -> Run:
     images = taught(run, cameras)
     trainer = Trainer(student(run, megabytes, seconds), cameras, images, device=run.device)
     own.start(trainer.config, run.scene)
-    trainer.train(own, progress_bar=True)
+    try:
+        trainer.train(own, progress_bar=True)
+    except BaseException:  # a page begins anew, so half of a student is of no use
+        shutil.rmtree(folder)
+        raise
     return load_run(folder, str(run.device))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
@@ -103,18 +102,6 @@ class Model(nn.Module, ABC):
         if sampler := self._sampler():
             sampler.progress = self.progress
             sampler.update(self.density, step)
-
-    @contextmanager
-    def limited_to(self, most_samples: int | None) -> Iterator[None]:
-        """Of a forward with gradients and without a capacity: rays beyond so many samples are not complete."""
-        sampler = self._sampler()
-        if sampler:
-            sampler.most_samples = most_samples
-        try:
-            yield
-        finally:
-            if sampler:
-                sampler.most_samples = None
 
     def hits(self, rays: Rays) -> Tensor:
         """Which rays [R] can have samples, bool."""

@@ -97,6 +97,8 @@ class Trainer:
             ops.resolved(self.device)  # raises BackendError before images are read
         if (cameras is None) != (images is None) or (scene is cameras is None and not config.data.path):
             raise TypeError("Trainer needs a scene, config.data.path, or cameras and images")
+        if not isinstance(scene, Scene | None):
+            raise TypeError(f"scene must be a Scene, such as that of nerfkit.load_scene, got {type(scene).__name__}")
         if scene is None and cameras is None:
             scene = scene_of(config)
         is_decided = scene is None and isinstance(config, ResolvedConfig)

@@ -43,7 +43,7 @@ def opened(
     elif options.crop not in (None, "none"):
         cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.transform)
     if is_middle(run, cut) and name != "web":
-        print("exporting the middle of the place (data.box of the run); --crop chooses another part")
+        print("exporting the middle of the place; --crop chooses another part")
     if unit is not None:
         why = "" if options.scale or options.measure else f", as {scale.SCALE} of the run says"
         print(f"in meters: a unit of the scene's files is {unit.meters_per_unit:g} m{why}")
@@ -100,8 +100,9 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
 def report(files: list[Path], counts: dict[str, int]) -> None:
     texts = {name: f"{number or 'no'} {name.replace('_', ' ')}" for name, number in counts.items()}
     texts |= {"bytes": f"{counts['bytes'] / 1e6:.2f} MB"} if "bytes" in counts else {}
-    left_out = [texts.pop(name) for name in ("small_parts", "unseen_faces") if name in texts]
-    print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))
+    cleaned = [texts.pop(name) for name in ("faces_in_holes", "small_parts", "unseen_faces") if name in texts]
+    cleaning = "; cleaning added {} and left out {}, {}".format(*cleaned) if cleaned else ""
+    print(", ".join(texts.values()) + cleaning)
     for file in files:
         print(f"  {file}")
 

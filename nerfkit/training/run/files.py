@@ -128,11 +128,11 @@ def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
 
 def in_one_line(metrics: dict[str, Any]) -> str:
     """The scores of `evaluate` for people."""
-    lpips = "not measured (eval.lpips is not given)" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
+    lpips = "" if metrics["lpips"] is None else f", LPIPS {metrics['lpips']:.4f}"
     others = "".join(f", {metrics[name]:.2f} dB {text}" for name, text in OTHER_SCORES.items() if name in metrics)
     share = metrics.get("share_of_pixels", 1)
     of = "" if share > MOST_PIXELS else f" of the {share:.0%} of pixels that count"
-    return f"PSNR {metrics['psnr']:.2f} dB{of}{others}, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
+    return f"PSNR {metrics['psnr']:.2f} dB{of}{others}, SSIM {metrics['ssim']:.4f}{lpips}"
 
 
 @contextmanager

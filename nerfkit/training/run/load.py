@@ -26,7 +26,7 @@ from nerfkit.training.run.folder import RunScene, read_scene
 from nerfkit.training.step.adjustments import ViewAdjustments
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run folder's model, options, scene and state."""
 
@@ -37,6 +37,9 @@ class Run:
     state: dict[str, Any]  # of the checkpoint: step, seconds, backend, versions
     device: torch.device
     refined: Cameras | None = None  # training views where data.pose_optimization put them; None if as given
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, step={self.state['step']}, device={self.device})"
 
     @property
     def background(self) -> Tensor:

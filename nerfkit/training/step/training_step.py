@@ -7,6 +7,8 @@ processes each draws rays of its own, and their gradients are added: `nerfkit.tr
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -40,6 +42,18 @@ class StepStats(NamedTuple):
     samples: int
     terms: dict[str, float]  # of the loss
     pixel_error: float  # squared
+
+
+@contextmanager
+def limited(model: Model, most_samples: int) -> Iterator[None]:
+    """Of a forward with gradients and without a capacity: rays beyond so many samples are not complete."""
+    if sampler := getattr(model, "sampler", None):
+        sampler.most_samples = most_samples
+    try:
+        yield
+    finally:
+        if sampler:
+            sampler.most_samples = None
 
 
 class TrainingStep:
@@ -163,7 +177,7 @@ class TrainingStep:
         rays = self.adjustments.rays(batch.rays)
         rays = rays._replace(directions=rays.directions * active[:, None])  # zero: no samples
         capacity = self.settings.samples_per_step if self.static_shapes else None
-        with self.model.limited_to(self.most_samples):
+        with limited(self.model, self.most_samples):
             rendering = self.model(rays, batch.background, batch.jitter, capacity)
         ray_complete, n_samples = active, None
         if rendering.samples is not None:
