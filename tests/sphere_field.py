@@ -76,7 +76,7 @@ class Shell(Balls):
 
 @register_model("mist")
 class Mist(Balls):
-    """A ball that is denser towards its center: in fine cells the level is reached behind where cameras see it."""
+    """A ball that is denser towards its center: in one of a low density the level is reached behind its median depth."""
 
     def density(self, positions):
         r = (positions - torch.tensor(CENTER, dtype=positions.dtype)).norm(dim=-1)

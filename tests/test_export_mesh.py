@@ -34,12 +34,19 @@ def run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("export") / "run")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def coarse_levels():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh, "LENGTHS", RESOLUTION)
+        yield
+
+
 def exported(run, out, *arguments):
     call(run, "mesh", "--resolution", RESOLUTION, "--out", out, *arguments)
     return read_ply(out)
 
 
-# Where the opacity of a cell is 0.2, a little outside of where the density has half of what it has inside.
+# Where the opacity of CELL is 0.2, a little outside of where the density has half of what it has inside.
 LEVEL_RADIUS = RADIUS + EDGE * np.log(-DENSITY * CELL / np.log(0.8) - 1)
 
 
@@ -100,6 +107,14 @@ def test_what_a_shell_that_lets_light_through_hides_is_left_out(tmp_path):
     radius = np.linalg.norm(frame().to_model(shape["vertices"]) - CENTER, axis=1)
     assert radius.min() > RADIUS - sphere_field.SHELL - CELL and (radius > RADIUS - 1.5 * CELL).mean() > 0.98
     assert len(shape["faces"]) > 1000
+
+
+@pytest.mark.parametrize("more", [("--resolution", 32), ("--crop", -0.2, -0.4, -0.2, 0.5, 0.3, 0.5)])
+def test_neither_cells_nor_a_crop_move_a_surface_from_density(tmp_path, more):
+    run = write_run(tmp_path / "run", kind="mist", amount=1000.0)
+    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--frame", "model", *more)
+    radius = RADIUS + np.log(0.8) / CELL / 50  # where its density is that of an opacity of 0.2
+    assert np.linalg.norm(shape["vertices"] - CENTER, axis=1) == pytest.approx(radius, abs=0.01)
 
 
 def test_a_flat_floor_does_not_hide_itself():
@@ -212,7 +227,7 @@ def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, c
     assert_names(notes.split("warning")[1], "30%", "longer training")
 
 
-@pytest.mark.parametrize("kind, amount, said", [("balls", 4, "so this is"), ("mist", DENSITY, "none from density")])
+@pytest.mark.parametrize("kind, amount, said", [("balls", 4, "so this is"), ("mist", 300, "none from density")])
 def test_a_mesh_is_from_depth_where_density_has_none(tmp_path, capsys, kind, amount, said):
     run = write_run(tmp_path / "run", kind=kind, amount=amount)
     call(run, "mesh", "--resolution", 64, "--out", f"{tmp_path}/new/")

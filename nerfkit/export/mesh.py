@@ -24,6 +24,7 @@ from nerfkit.rendering.image_renderer import foretold
 
 FORMATS, TEXTURED = ("ply", "glb"), ("glb", "obj")  # with colors of vertices, and with a texture; first what is usual
 POINTS_AT_ONCE = 2**18  # whose density is evaluated
+LENGTHS = 256  # that the longest side of a box has: of one --level is the opacity
 TRUNCATION = 4.0  # cells, of a signed distance
 MIN_WEIGHT = 0.5  # of all views together, for a corner to be known
 BLOCKS_OF_A_PART = 256  # that are worked on and kept together
@@ -56,13 +57,16 @@ def blocks_seen(grid: Grid, views: Views) -> np.ndarray:
 
 
 class DensityField:
-    """The opacity of a cell, 1 - exp(-density * cell), bent so that `level` becomes 0.5."""
+    """The opacity of a length, 1 - exp(-density * length), bent so that `level` becomes 0.5.
+
+    The length is a part of the scene's box, not a cell: neither --resolution nor --crop moves the surface.
+    """
 
     name = "density"
 
-    def __init__(self, model: Model, level: float, views: Views):
+    def __init__(self, model: Model, level: float, longest_side: float, views: Views):
         self.model, self.views = model, views
-        self.optical = -math.log1p(-level)  # density * cell at the level
+        self.at_level = -math.log1p(-level) / (longest_side / LENGTHS)  # density
 
     def is_empty(self, grid: Grid, crop: Crop | None) -> bool:
         """Whether nothing in the crop is at the level, before views are rendered for minutes."""
@@ -86,7 +90,7 @@ class DensityField:
         points = grid.points(blocks, self.views.device)
         density = torch.cat([self.model.density(part).float() for part in points.split(POINTS_AT_ONCE)])
         # Near the level this is as straight as the logarithm of the density, which is what a network gives.
-        values = density / (density + self.optical / grid.cell)
+        values = density / (density + self.at_level)
         return grid.split(blocks, values.nan_to_num(nan=1.0))  # inf / inf
 
 

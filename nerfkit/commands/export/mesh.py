@@ -100,7 +100,8 @@ def compares(options: cli.MeshOptions) -> bool:
 
 def best_found(run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None, views: Views) -> Found:
     """The surface of the source that the options name; of auto that from density, or from depth if that lacks less."""
-    density, depth = mesh.DensityField(run.model, options.level, views), mesh.DepthField(views)
+    longest_side = np.ptp(np.array(run.config.data.box).reshape(2, 3), axis=0).max()
+    density, depth = mesh.DensityField(run.model, options.level, longest_side, views), mesh.DepthField(views)
     sources = [density, depth] if compares(options) else [depth if options.source == "depth" else density]
     if sources[0] is density and density.is_empty(grid, cut):
         nothing = "the opacity is below --level everywhere"
