@@ -95,7 +95,7 @@ class Several(Processes):
         if use_gpu and self.local_rank >= torch.cuda.device_count():
             raise RunError(
                 f"process {self.rank} on {socket.gethostname()} has no GPU of its own, torch sees "
-                f"{torch.cuda.device_count()}; start at most so many a host (--nproc_per_node), or use --device cpu"
+                f"{torch.cuda.device_count()}; start at most that many a host (--nproc_per_node), or use --device cpu"
             )
         own = torch.device("cuda", self.local_rank) if use_gpu else None
         if own is not None:

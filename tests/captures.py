@@ -13,7 +13,7 @@ import pytest
 
 from nerfkit.data.cameras.lens_models import MODELS
 from nerfkit.data.capture import Capture
-from nerfkit.errors import SceneError
+from nerfkit.errors import ConfigError, SceneError
 
 VALUES = [None, True, -1, 0, 1e300, 10**400, float("nan"), "", "text", "1.5", [], [[]], {}, "/", "\0", "\ud800"]
 
@@ -63,8 +63,8 @@ def assert_short(message: str) -> None:
 
 
 def check_refused(read: Callable[[Path], object], folder: Path, *named: str) -> str:
-    """Reading a folder is a SceneError of one line, which is returned, that has all parts `named`."""
-    with pytest.raises(SceneError) as caught:
+    """Reading a folder is an error of one line, which is returned, that has all parts `named`."""
+    with pytest.raises((SceneError, ConfigError)) as caught:
         read(folder)
     message = str(caught.value)
     assert_short(message)

@@ -155,7 +155,7 @@ def test_masks_that_leave_little_are_doubted(masked):
     views = load_scene(str(masked)).split("train")
     (line,) = image_diagnostics(views.load(), views.white_ignores)
     assert_names(line, "77%", "the black ones", "white", "--data.masks alpha")
-    assert image_diagnostics(load_scene(str(masked), alpha_masks=True).split("train").load()) == []
+    assert image_diagnostics(load_scene(str(masked), masks="alpha").split("train").load()) == []
 
 
 def test_inspection_of_what_is_cut_out(masked):
@@ -172,11 +172,11 @@ def test_inspection_of_what_is_cut_out(masked):
     (refused,) = examine(load_capture(str(masked)), DataConfig(masks="alpha")).refused
     assert_names(refused, "1 of 20 images have neither mask nor alpha")
     with raises_mentioning(SceneError, "data.masks", "1 of 20"):
-        load_scene(str(masked), alpha_masks=True)
+        load_scene(str(masked), masks="alpha")
 
 
 def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):
-    scene = load_scene(str(masked), alpha_masks=True)
+    scene = load_scene(str(masked), masks="alpha")
     views = scene.split("train")
     images = views.load()
     assert scene.transform.kind == "object" and views.channels == 4 and images.ignored is None

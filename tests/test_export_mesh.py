@@ -227,7 +227,7 @@ def test_a_mesh_is_from_depth_where_one_from_density_lacks_more(run, tmp_path, c
     assert_names(notes.split("warning")[1], "30%", "longer training")
 
 
-@pytest.mark.parametrize("kind, amount, said", [("balls", 4, "so this is"), ("mist", 300, "none from density")])
+@pytest.mark.parametrize("kind, amount, said", [("balls", 4, "--from depth"), ("mist", 300, "no mesh from density")])
 def test_a_mesh_is_from_depth_where_density_has_none(tmp_path, capsys, kind, amount, said):
     run = write_run(tmp_path / "run", kind=kind, amount=amount)
     call(run, "mesh", "--resolution", 64, "--out", f"{tmp_path}/new/")
@@ -240,7 +240,7 @@ def test_a_mesh_is_from_density_where_depth_has_none(tmp_path, capsys, monkeypat
     wanted = exported(shell, tmp_path / "wanted.ply", "--from", "density")["vertices"]
     monkeypatch.setattr(mesh.DepthField, "blocks", Mock(side_effect=RunError("too little memory")))
     assert np.array_equal(exported(shell, tmp_path / "m.ply")["vertices"], wanted)
-    assert_names(capsys.readouterr().out, "note", "none from depth: too little memory")
+    assert_names(capsys.readouterr().out, "note", "no mesh from depth: too little memory")
     assert not (tmp_path / "m.ply.work").exists()
 
 

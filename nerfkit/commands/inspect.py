@@ -85,7 +85,7 @@ def main(options: InspectOptions) -> int:
         folder.write(PAGE, "\n".join([*lines, "", inspection.page(), ""]))
         there = inspection.capture.of_images([image for image, _ in inspection.there])
         folder.write(DRAWING, draw(there, inspection.transform, inspection.splits))
-        print(f"\nthat and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")
+        print(f"\nthis report and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")
     return 1 if inspection.problems() else 0
 
 
@@ -106,7 +106,7 @@ def without_poses(source: Path, data: DataConfig) -> int:
     typed = as_options(data)
     print(f"To train:\n  {command_line('train', *typed)}")
     typed += ["--data.sfm_dir", "DIR"]
-    print(f"To find only the poses first, saved in DIR, and a --data.downscale:\n  {command_line('inspect', *typed)}")
+    print(f"To find only the poses, save them in DIR, and judge them:\n  {command_line('inspect', *typed)}")
     print(f"To train with them:\n  {command_line('train', *typed)}")
     return 0
 

@@ -127,7 +127,7 @@ class ExportOptions(RunOptions):
 
 @dataclass
 class GeometryOptions(ExportOptions):
-    # export only this box: lowest and highest corner, in the coordinates of --frame; none: no crop of the viewer either
+    # export only this box: lowest and highest corner, in the coordinates of --frame; none: ignore the viewer's crop
     crop: Corners = None
     scale: Meters = None  # meters per unit of the scene's files; saved in RUN/scale.json
     measure: Measured = None  # instead of --scale: two points, as in the scene's files, and their distance [m]
@@ -137,15 +137,14 @@ class GeometryOptions(ExportOptions):
 class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
-    # the surface; density: where opacity reaches --level; depth: fused depth of the training views; auto: density, or
-    # depth if more than 5 % of what the photos show has no surface from density and less from depth; if you give a
-    # --level, density
+    # the surface; density: where opacity reaches --level; depth: fused depth of the training views; auto: density if
+    # you give a --level or if at most 5 % of what the photos show is missing then, else whichever of both lacks less
     source: Source = "auto"
     resolution: integer(2, 8192) = 256  # cells along the longest side
-    level: number(0.001, 0.999) = LEVEL  # opacity at which the surface is, for --from density
+    level: number(0.001, 0.999) = LEVEL  # opacity of a 256th of the box at which the surface is, for --from density
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
-    faces: integer(0, 10**9) = 0  # about the most faces; 0: no limit, or with --texture one for every 32 of its texels
+    faces: integer(0, 10**9) = 0  # approximate limit of faces; 0: none, or with --texture one face for every 32 texels
     # side of a texture painted from the training images [pixels], at least 16; 0: colors of vertices
     texture: integer(0, 16384) = 0
     # ply, glb or ply,glb; if --texture is given: glb, obj or glb,obj (default: the ending of --out, else the first)

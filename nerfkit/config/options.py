@@ -65,11 +65,11 @@ class DataConfig:
     format: str = "auto"
     downscale: number(0.1, 1000) = 1.0  # 2: images of half the width and height, pixels averaged
     masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels; ignore: not trained on; alpha: transparent
-    # what a value of 1 in a depth image is, in the unit of the poses; 0: as files say, or 0.001 for integers, else 1
+    # length of a value of 1 in a depth image, in the poses' unit; 0: what files say, if nothing 0.001 (integers) or 1
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None
-    # box to reconstruct: lowest and highest corner, in the coordinates of the scene's files; auto: in model units
+    # box to reconstruct: lowest and highest corner, in the files' coordinates; auto is a box in model units
     box: auto("data.box", Box, -COORDINATE_LIMIT, COORDINATE_LIMIT) = None
     # affine: exposure and white balance learned for each training image
     appearance: auto("data.appearance", Literal["none", "affine"]) = None
@@ -90,8 +90,8 @@ class ModelConfig:
     # cells per side of the finest level
     max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None
     mlp_width: auto("model.mlp_width", int, 1, 4096) = None  # width of the decoder's hidden layers
-    encoder: Flag = True  # depthwise convolution along the ray, which the color network sees
-    # LLTM, a recurrent cell, along the ray, which the color network sees
+    encoder: Flag = True  # depthwise convolution along the ray, as an input of the color network
+    # LLTM, a recurrent cell along the ray, as an input of the color network
     aggregator: auto("model.aggregator", bool) = None
 
 
@@ -122,12 +122,12 @@ class TrainerConfig:
     samples_per_step: auto("trainer.samples_per_step", int, 1, 2**26) = None
     # optimiser; lazy_adam: Adam that leaves out parameters without a gradient
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None
-    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # learning rate from which it falls
+    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # at the start; it falls from there
     final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # learning rate at the end
     # in each step the feature grid is multiplied by 1 - weight_decay x learning rate
     weight_decay: auto("trainer.weight_decay", float, 0, 10) = None
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
-    # weight of the depth loss, which falls; on depth images, or on sparse points if there are no depth images
+    # weight at the start, lower later, of the loss on depth images, or on sparse points if there are none
     depth: auto("trainer.depth", float, 0, 100) = None
     loss: Text = ""  # color loss of your own instead of the squared error, package.module:function; see docs/python.md
     robust: Flag = False  # less weight for what one image shows and the others do not, such as passers-by

@@ -70,7 +70,7 @@ def _recipe_of(config: Any, model_class: Any) -> Recipe:
             raise ConfigError(f"{model_class.__name__}.recipe: {', '.join(sorted(unknown))} cannot be auto")
         return BASE | model_class.recipe
     if config.model.kind != "field":
-        raise ConfigError(f"the recipe of model.kind {config.model.kind} is its class's; pass that as model_class")
+        raise ConfigError(f"the recipe of model.kind {config.model.kind} is in its class; pass that as model_class")
     return FIELD
 
 
@@ -103,7 +103,7 @@ def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
             if new.data.box not in known:
                 raise ConfigError(
                     "data.box is meant in the coordinates of the files, but the scene was read without it, in a frame "
-                    "that was found; give it when the scene is read: nerfkit.load_scene(path, box=...)"
+                    "that nerfkit chose; give the box when the scene is read: nerfkit.load_scene(path, box=...)"
                 )
     if new.data.format == "auto":
         new.data.format = scene.format_again

@@ -224,7 +224,7 @@ def choose_transform(
         near, far = found.near / found.scale, found.far / found.scale
         transform = replace(transform, kind=found.kind, near=near, far=far)
         what = f"kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' units"
-        notes += [f"outside of the box, as without one: {what}", *as_warnings(found.warnings())]
+        notes += [f"outside of the box the scene is as if no box was given: {what}", *as_warnings(found.warnings())]
     notes += as_warnings([*solve_diagnostics(capture), *camera_diagnostics(images, transform)])
     return replace(transform, notes=notes_of(*notes))
 

@@ -60,14 +60,14 @@ def judge(capture: Capture, headers: dict[str, ImageHeader], training: list[str]
     masks, notes = [image.mask for image in images if image.mask], []
     if turned := [name for name, header in headers.items() if header.turn != 1]:
         what = f"turned by their EXIF orientation: {len(turned)} of {len(headers)} images ({first_of(turned)})"
-        notes.append(f"{what}, so that the poses have to be of the turned images")
+        notes.append(f"{what}; the poses must be those of the turned images")
     n_threads = threads_to_decode(max((header.decoding_bytes for header in headers.values()), default=1), THREADS)
     with ThreadPoolExecutor(max(1, n_threads)) as pool:
         largest, of_alpha, _ = _largest(pool, masks, FEW_LEVELS)
         notes += ["masks are the alpha of their files"] * bool(of_alpha)
         if 0 < (of_alpha or largest) <= FEW_LEVELS:
             kind = MaskKind(bool(of_alpha), 0)
-            notes.append(f"masks hold levels up to {of_alpha or largest} alone: all but 0 is white")
+            notes.append(f"masks have no level above {of_alpha or largest}: every level but 0 is taken as white")
         else:
             kind = MaskKind(bool(of_alpha), 2 ** (_bits(of_alpha or largest) - 1) - 1)
         gray = [image.found for image in images if headers[image.name].bits == BITS[-1]]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nerfkit.config import Config, DataConfig, SamplingConfig
+from nerfkit.config import Config, DataConfig, SamplingConfig, from_dict, to_dict
 from nerfkit.data import readers
 from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
@@ -56,21 +56,21 @@ def load_scene(
     box: tuple[float, ...] | None = None,
     transform: SceneTransform | None = None,
     sfm_dir: str = "",
-    alpha_masks: bool = False,
+    masks: str = "ignore",
     unbounded: bool = False,
 ) -> Scene:
     """The scene in folder `path`: `scene_of` for those who have no configuration.
 
     Args:
-        path, format, downscale, sfm_dir: data.path, data.format, data.downscale and data.sfm_dir.
+        path, format, downscale, sfm_dir, masks: the options of data with these names.
         box: x, y, z of the lowest, then the highest corner, in the files' frame, which then is the model's.
         transform: that of a run which goes on.
-        alpha_masks: masked pixels are transparent instead of ignored.
         unbounded: what lies outside of the `box` counts, too.
     """
-    masks, kind = "alpha" if alpha_masks else "ignore", "contracted" if unbounded else None
+    kind = "contracted" if unbounded else None
     data = DataConfig(path=path, format=format, downscale=downscale, box=box, sfm_dir=sfm_dir, masks=masks)
-    return scene_of(Config(data=data, sampling=SamplingConfig(kind=kind)), transform)
+    config = from_dict(to_dict(Config(data=data, sampling=SamplingConfig(kind=kind))), "load_scene")  # checked
+    return scene_of(config, transform)
 
 
 def load_capture(

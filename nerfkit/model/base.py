@@ -74,7 +74,7 @@ class Model(nn.Module, ABC):
 
     def density(self, positions: Tensor) -> Tensor:
         """Density [N] per model unit at positions [N, 3] of the model: for occupancy, normals and exports."""
-        raise NoDensityError(f"the model {type(self).__name__} has no method density, which this needs; give it one")
+        raise NoDensityError(f"the model {type(self).__name__} has no method density; add it, for this needs it")
 
     def normals(self, positions: Tensor) -> Tensor:
         """Unit normals [N, 3] at positions [N, 3] of the model: the normalized negative gradient of the density."""

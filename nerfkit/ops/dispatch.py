@@ -78,7 +78,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
         return Resolved("torch", f"no fused backend for {kind} tensors")
     why_not, advice = None, "use --ops.backend auto"
     if wanted == "cpp" and op in GPU_ONLY:
-        why_not = "has no such op: on a CPU others are chained"
+        why_not = "has no kernel for it: on a CPU a chain of other ops does the same"
         advice = f"leave out --ops.overrides {op} cpp"
     elif (op, wanted) not in _implementations:
         why_not = f"is not built here, only {', '.join(available(op))} ({native.missing_hint(wanted)})"

@@ -92,7 +92,7 @@ def check_steps(op: str, step: float | None, near: float, far: float, t_edges: T
     """Require a step, or distances that rise instead of it."""
     if t_edges is None:
         if step is None or not (step > 0 and math.isfinite(step)):
-            raise ValueError(f"{op}: step must be positive and finite, got {step}; None goes with t_edges alone")
+            raise ValueError(f"{op}: step must be positive and finite, got {step}; it may be None only with t_edges")
     elif step is not None or near != 0 or far != math.inf:
         raise ValueError(f"{op}: with t_edges leave out step, near and far, got {step}, {near} and {far}")
     elif not 3 <= t_edges.shape[0] <= MAX_EDGES:

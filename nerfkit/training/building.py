@@ -47,8 +47,8 @@ def built(config: Config, model: Model | type[Model], generator: torch.Generator
     for name in own:
         if name.startswith(shaping) and own[name] != wanted.get(name):
             raise ConfigError(
-                f"the model was built with {name} {own[name]}, this training has {wanted.get(name)}; give its class, "
-                "or build it from config.resolved(scene, device, model_class)"
+                f"the model was built with {name} {own[name]}, this training has {wanted.get(name)}; give the model's "
+                "class, or build the model from config.resolved(scene, device, model_class)"
             )
     return model.to(device)
 

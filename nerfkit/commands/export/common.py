@@ -48,9 +48,7 @@ def opened(
         why = "" if options.scale or options.measure else f", as {scale.SCALE} of the run says"
         print(f"in meters: a unit of the scene's files is {unit.meters_per_unit:g} m{why}")
     elif not is_model and name != "web":
-        print(
-            "note: lengths are in the unit of the scene's files, which may be any; for meters give --scale or --measure"
-        )
+        print("note: lengths are in the unit of the scene's files; for meters give --scale or --measure")
     return output, cut, unit
 
 
@@ -72,7 +70,7 @@ def note_rest(run: Run, options: cli.GeometryOptions, shown: np.ndarray) -> None
     larger = np.quantile(shown, (OUTER, 1 - OUTER), axis=0)
     larger = larger.round(2 - math.floor(math.log10(np.ptp(larger, axis=0).max() or 1.0)))
     more = f"; --crop {' '.join(f'{x:.12g}' for x in larger.flatten())} has {inside(larger):.0%}"
-    print(f"note: that is {in_middle:.0%} of what the photos show{more * bool(inside(larger) > in_middle)}")
+    print(f"note: the middle holds {in_middle:.0%} of what the photos show{more * bool(inside(larger) > in_middle)}")
 
 
 def about(
@@ -115,4 +113,4 @@ def keep(run: Run, options: cli.GeometryOptions, unit: scale.Scale | None) -> No
         scale.keep(RunFolder.existing(run.folder), unit)
         print(f"{scale.SCALE} of the run keeps the scale for later exports")
     except (UserError, OSError) as error:
-        print(f"note: the run does not keep the scale, give it to later exports again: {error}")
+        print(f"note: the scale could not be saved in the run ({error}); give it again to later exports")

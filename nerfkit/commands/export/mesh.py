@@ -107,7 +107,7 @@ def best_found(run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None,
         nothing = "the opacity is below --level everywhere"
         if cut is not None or not compares(options):
             raise writing.EmptyError(f"there is no surface: {nothing}; {where(run, options, cut, density)}")
-        print(f"note: {nothing}; so this is --from depth")
+        print(f"note: {nothing}, so the mesh is made as with --from depth")
         sources = [depth]
     views.render()
     shown = views.shown()
@@ -133,12 +133,12 @@ def best_found(run: Run, options: cli.MeshOptions, grid: Grid, cut: Crop | None,
         except UserError as error:
             if source is sources[-1] and not found:
                 raise
-            print(f"note: there is none from {source.name}: {error}")
+            print(f"note: there is no mesh from {source.name}: {error}")
             continue
         if found[-1].gaps <= MOST_GAPS:
             break
         if source is not sources[-1]:
-            print(f"note: {found[-1].lacking}; one --from depth is tried, which takes about as long again")
+            print(f"note: {found[-1].lacking}; a mesh --from depth is tried as well, which about doubles the time")
     best = min(found, key=lambda one: one.gaps)
     if len(found) > 1:
         lacking = ", ".join(f"one from {one.source} lacks {one.gaps:.0%}" for one in found)
@@ -166,7 +166,7 @@ def finished(
         most = max(size * size // texture.TEXELS_OF_A_FACE, 4)
     shape = mesh.simplified(shape, most)
     if not len(shape.faces):
-        raise UserError(f"no face is left of a mesh of --faces {most}; give more")
+        raise UserError(f"simplifying to --faces {most} left no face; give a larger number")
     if not size:
         return shape, {}
     print(f"unwrapping {len(shape.faces)} faces")

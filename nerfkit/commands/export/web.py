@@ -33,7 +33,7 @@ def export_web(run: Run, options: cli.WebOptions) -> None:
     if len(content) > options.size * 1e6:
         why = f"its page would have {len(content) / 1e6:.1f} MB, --size is {options.size:g}"
     if why:
-        print(f"the run's model does not fit: {why}. A smaller one is trained from it, for {options.seconds:g} s")
+        print(f"the run's model does not fit: {why}. A smaller one learns what it renders, for {options.seconds:g} s")
         shown = distilled(run, options.size, options.seconds)
         content = webfield.page(shown.model, seen_by, scene)
         print(f"the smaller one is a run of its own; to score it: {command_line('eval', shown.folder)}")
@@ -53,7 +53,7 @@ def web_cost(run: Run, shown: Model) -> str:
         views = scene.split(split)[evenly_chosen(len(scene.split(split).files), COMPARED)]
         images, cameras = views.load(progress_bar=False), views.cameras.to(run.device)
     except (UserError, OSError) as error:
-        return f"note: what the page costs is not known: the scene is not at hand ({error})"
+        return f"note: how much quality the page loses is not known, as the scene was not found ({error})"
     means = []
     for model in (run.model, shown):
         image_of = ImageRenderer(model, run.background)

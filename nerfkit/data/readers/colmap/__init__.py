@@ -216,7 +216,7 @@ def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | No
     points = FORMS[form].points(file) if os.path.lexists(file) else None
     if points is None or not len(points.positions):
         what = f"the model has no points: there is no {file.name}, or it is empty"
-        return None, [Note("warning", f"{what}; near and far are guessed from the cameras, with points they are known")]
+        return None, [Note("warning", f"{what}; so near and far are guessed from the cameras")]
     check_positions(points.positions, printable(file))
     order = np.argsort(image_ids)
     views = order[np.searchsorted(image_ids, points.views, sorter=order).clip(max=len(order) - 1)]

@@ -170,7 +170,7 @@ def _images(frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool,
         also = f"; {len(others)} more frames cannot be used: {first_of(others)}" if others else ""
         raise SceneError(f"{next(iter(faults.values()))}{also}")
     for keys, count in angles.items():
-        notes.append(f"fl_x and fl_y are believed, not {keys}, which means another focal length in {count} frames")
+        notes.append(f"fl_x and fl_y are used; {keys} would be another focal length in {count} frames")
     if beaten:
         notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
     notes.append(f"lenses: {', '.join(sorted({image.lens.model for image in images}))}")
