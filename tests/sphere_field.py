@@ -76,7 +76,7 @@ class Shell(Balls):
 
 @register_model("mist")
 class Mist(Balls):
-    """A ball that is denser towards its center: in one of a low density the level is reached behind its median depth."""
+    """A ball that is denser towards its center: if that is little, the level is reached behind the median depth."""
 
     def density(self, positions):
         r = (positions - torch.tensor(CENTER, dtype=positions.dtype)).norm(dim=-1)

@@ -4,7 +4,6 @@
 import dataclasses
 import importlib
 import inspect
-import itertools
 import os
 import re
 import shlex
@@ -188,16 +187,3 @@ def test_the_table_of_lenses_is_what_readers_read(tmp_path: Path):
         assert row.endswith(f" | {' | '.join(said)} |"), row
     assert_names(rows["colmap"], *(name for name in MODELS if MODELS[name].number is not None))
     assert_names(rows["nerfstudio"], *NAMED_MODELS)
-
-
-def test_the_table_of_stages_is_that_of_the_models():
-    scenes = {"box": "object", "contracted": "place"}
-    rows = ["| scene | size | feature grid | depthwise convolution | LLTM |", "|---|---|---|---|---|"]
-    for (kind, scene), size in itertools.product(scenes.items(), ("small", "large")):
-        given = nerfkit.Config(size=size, sampling=config.SamplingConfig(kind=kind)).resolved()
-        with torch.device("meta"):
-            model = nerfkit.Renderer(given)
-        on = ("off" if stage is None else "on" for stage in (model.grid, model.encoder, model.aggregator))
-        rows.append(f"| {' | '.join([scene, size, *on])} |")
-    table = "\n".join(rows)
-    assert f"\n{table}\n\n" in Path("README.md").read_text(), f"the table in the README should be\n{table}"

@@ -11,7 +11,7 @@ import torch
 
 from nerfkit.commands import train
 from nerfkit.commands.options import train_options
-from nerfkit.config import BASE, FIELD, Config, ResolvedConfig, flat, to_dict
+from nerfkit.config import BASE, FIELD, Config, ResolvedConfig, SamplingConfig, flat, to_dict
 from nerfkit.config.recipe import UNLIMITED
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
@@ -202,3 +202,9 @@ def test_auto_is_a_value_on_the_command_line_and_in_files(tmp_path: Path):
     config = Config()
     config.trainer.steps = config.data.box = "auto"
     assert config.resolved(device="cpu") == Config().resolved(device="cpu")
+
+
+def test_all_stages_are_on_but_the_lltm_of_large_models_of_places():
+    for kind, size in (("box", "small"), ("box", "large"), ("contracted", "small"), ("contracted", "large")):
+        model = Config(size=size, sampling=SamplingConfig(kind=kind)).resolved().model
+        assert model.encoder and model.aggregator == ((kind, size) != ("contracted", "large"))
