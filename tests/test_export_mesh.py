@@ -37,8 +37,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def coarse_levels():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mesh, "LENGTHS", RESOLUTION)
-        yield
+        yield patch.setattr(mesh, "LENGTHS", RESOLUTION)
 
 
 def exported(run, out, *arguments):
