@@ -138,10 +138,10 @@ class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
     # the surface; density: where opacity reaches --level; depth: fused depth of the training views; auto: density if
-    # you give a --level or if at most 5 % of what the photos show is missing then, else whichever of both lacks less
+    # you give a --level or if the mesh from it misses at most 5 % of what the photos show, else what misses less
     source: Source = "auto"
     resolution: integer(2, 8192) = 256  # cells along the longest side
-    level: number(0.001, 0.999) = LEVEL  # opacity of a 256th of the box at which the surface is, for --from density
+    level: number(0.001, 0.999) = LEVEL  # opacity of a layer, 1/256 of the box thick; for --from density
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
     faces: integer(0, 10**9) = 0  # approximate limit of faces; 0: none, or with --texture one face for every 32 texels

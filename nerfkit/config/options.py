@@ -56,7 +56,7 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
 
 @dataclass
 class DataConfig:
-    """The scene and its images. A scene is an object if its images have alpha or a box is given, else a place."""
+    """The scene and its images. docs/photos.md says what an object is, and what a place."""
 
     path: Text = ""  # folder of a scene or of plain photos, or a video
     # folder for the camera poses that are found (default: that of the photos; for a video, VIDEO_frames beside it)
@@ -65,7 +65,7 @@ class DataConfig:
     format: str = "auto"
     downscale: number(0.1, 1000) = 1.0  # 2: images of half the width and height, pixels averaged
     masks: Literal["ignore", "alpha"] = "ignore"  # masked pixels; ignore: not trained on; alpha: transparent
-    # length of a value of 1 in a depth image, in the poses' unit; 0: what files say, if nothing 0.001 (integers) or 1
+    # length of a value of 1 in a depth image, in poses' units; 0: as files say, else 0.001 for integers, 1 for floats
     depth_unit: number(0, 1e9) = 0.0
     # color behind transparent pixels; random: another one for each ray
     background: auto("data.background", Literal["white", "black", "random"]) = None
