@@ -141,7 +141,7 @@ class MeshOptions(GeometryOptions):
     # you give a --level or if the mesh from it misses at most 5 % of what the photos show, else what misses less
     source: Source = "auto"
     resolution: integer(2, 8192) = 256  # cells along the longest side
-    level: number(0.001, 0.999) = LEVEL  # opacity of a layer, 1/256 of the box thick; for --from density
+    level: number(0.001, 0.999) = LEVEL  # opacity, on the surface, of a layer 1/256 of the box thick
     min_part: number(0, 0.5) = 0.001  # smallest loose part that is kept, as a share of all faces
     holes: number(0, 1000) = 4.0  # longest edge of the triangles that close a hole [cells]; 0: none is closed
     faces: integer(0, 10**9) = 0  # approximate limit of faces; 0: none, or with --texture one face for every 32 texels
