@@ -332,9 +332,6 @@ def test_rotations_of_any_normal():
     assert np.allclose(turned, normals, atol=1e-6)
 
 
-# ---- depths
-
-
 def test_depths_in_the_units_of_the_files(run, tmp_path):
     call(run, "depth", "--out", tmp_path / "d", "--split", "test", "--formats", "npz")
     values, views = dict(np.load(tmp_path / "d" / "held_out_1.npz")), cameras()
@@ -384,9 +381,6 @@ def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch, capsys):
     began = first.stat().st_mtime_ns
     call(run, *arguments)
     assert first.stat().st_mtime_ns == began and last.exists()
-
-
-# ---- web
 
 
 def test_images_that_teach_are_over_the_runs_background_what_it_renders(tmp_path):

@@ -17,6 +17,7 @@ from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
 from nerfkit.model.registry import model_class
+from nerfkit.model.renderer import Renderer
 from nerfkit.training.run.load import load_run
 from tests.camera_layouts import grid, ring
 from tests.naming import raises_mentioning
@@ -206,5 +207,6 @@ def test_auto_is_a_value_on_the_command_line_and_in_files(tmp_path: Path):
 
 def test_all_stages_are_on_but_the_lltm_of_large_models_of_places():
     for kind, size in (("box", "small"), ("box", "large"), ("contracted", "small"), ("contracted", "large")):
-        model = Config(size=size, sampling=SamplingConfig(kind=kind)).resolved().model
-        assert model.encoder and model.aggregator == ((kind, size) != ("contracted", "large"))
+        with torch.device("meta"):
+            model = Renderer(Config(size=size, sampling=SamplingConfig(kind=kind)).resolved())
+        assert model.grid and model.encoder and bool(model.aggregator) == ((kind, size) != ("contracted", "large"))

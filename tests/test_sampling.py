@@ -64,9 +64,6 @@ def cell_of(sampler: OccupancySampler, point: tuple[float, ...]) -> tuple[int, .
     return tuple((unit * side).long().clamp(max=side - 1).tolist())
 
 
-# Along a ray
-
-
 def test_samples_fill_the_box_and_lie_in_the_middle_of_their_intervals():
     samples = cube_sampler()(ALONG_X, thin)
     torch.testing.assert_close(samples.t_starts, 2 + 0.1 * torch.arange(20))
@@ -207,9 +204,6 @@ def test_two_passes_with_a_capacity_find_the_same_samples(device: str, room: flo
         rows, own = (slice(*x.ray_offsets[ray : ray + 2].tolist()) for x in (wanted, found))
         expected = wanted.t_starts[rows] if complete[ray] else wanted.t_starts[:0]
         assert torch.equal(found.t_starts[own], expected)
-
-
-# Which cells are occupied
 
 
 def in_one_corner(positions: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from nerfkit.data.load import load_scene
-from nerfkit.errors import RunError, SceneError
+from nerfkit.errors import RunError, SceneError, UserError
 from nerfkit.safe_io import native_name, printable, read_json, read_regular
 from tests.captures import check_refused
 from tests.naming import assert_names, raises_mentioning
@@ -140,9 +140,11 @@ def test_bad_paths_and_options(toy_scene, tmp_path):
         "": "train FOLDER", str(toy_scene / FILE): FILE, "~nosuchuser/scene": "~nosuchuser/scene", "n" * 5000: "nnn",
         "a\0b": "a\\x00b", "\ud800": "\\ud800",
     }.items():  # fmt: skip
-        check_refused(load, path, named)
+        check_refused(load, path, named, error=UserError)
     for downscale in (float("nan"), 0, 1e-4, 100):
-        check_refused(partial(load, downscale=downscale), toy_scene, "data.downscale", f"{downscale:g}")
+        check_refused(
+            partial(load, downscale=downscale), toy_scene, "data.downscale", f"{downscale:g}", error=UserError
+        )
     check_refused(partial(load, format="ply"), toy_scene, "'ply'", "nerf_synthetic")
     with raises_mentioning(SceneError, "'val'", "train", "test"):
         load_scene(str(toy_scene)).split("val")

@@ -228,9 +228,6 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     assert not (run / "previews").exists() and read_scores(run) == [], "nobody asked for them"
 
 
-# Images
-
-
 def with_previews(config, folder) -> tuple[Trainer, Previews]:
     """A trainer with images, which has not begun, or goes on in its folder."""
     scene = load_scene(config.data.path)

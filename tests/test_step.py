@@ -255,9 +255,6 @@ def test_deterministic_is_asked_of_torch_for_a_step_alone(small_config):
     assert seen == [True] and not torch.are_deterministic_algorithms_enabled()
 
 
-# ---- Adam, and the lazy one; their rate and the decay of tables
-
-
 def test_parameters_without_a_gradient_stay(device: str):
     a, b = (torch.ones(2, device=device, requires_grad=True) for _ in range(2))
     optimizer = LazyAdam([a, b], torch.tensor(0.5, device=device))

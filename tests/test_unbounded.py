@@ -113,9 +113,6 @@ def test_bad_edges(arguments: tuple, named: tuple):
         exponential_edges(*arguments)
 
 
-# Training
-
-
 def small_config(**trainer) -> Config:
     data = DataConfig(box=(-1.0, -1, -1, 1, 1, 1))
     model = ModelConfig(levels=4, log2_hashmap_size=10, max_resolution=64)

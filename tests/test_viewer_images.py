@@ -161,6 +161,13 @@ def test_the_background_is_what_was_asked_for(shown, name, level):
     assert (away.finish() == level).all()
 
 
+def test_there_is_no_video_of_errors(session, video):
+    session.look = replace(session.look, output="error")
+    with raises_mentioning(UserError, "training image"):
+        video._start(session)
+    assert not session.state.engine.jobs
+
+
 def test_the_nearest_training_view_looks_the_same_way():
     """One that stands a little farther off counts as nearer than one that looks elsewhere."""
     here = pose_of((2.0, 0, 0), (0.0, 0, 0))
@@ -170,6 +177,13 @@ def test_the_nearest_training_view_looks_the_same_way():
     assert (view, distance) == (1, pytest.approx(0.5)) and angle == pytest.approx(0, abs=1e-3)
     view, distance, angle = frames.nearest_view(here, np.stack([turned, pose_of((9.0, 0, 0), (0.0, 0, 0))]), 1.0)
     assert (view, distance) == (0, pytest.approx(0.1)) and angle == pytest.approx(180)
+
+
+def test_a_camera_of_pixels_that_are_no_squares_sees_as_wide_as_its_film():
+    """HDV, 16:9 in 1440x1080 pixels."""
+    cameras = pinholes([pose_of((2.0, 0, 0), (0.0, 0, 0))], [0.8], (1440, 1080))
+    assert frames.aspect(cameras, 0) == pytest.approx(4 / 3)
+    assert frames.aspect(replace(cameras, focal=cameras.focal * torch.tensor([0.75, 1])), 0) == pytest.approx(16 / 9)
 
 
 def test_the_colors_of_depths_are_those_of_what_is_there():

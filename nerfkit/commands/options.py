@@ -138,7 +138,7 @@ class MeshOptions(GeometryOptions):
     """Export a mesh with colors and normals, as PLY or GLB, or with a texture, as GLB or OBJ."""
 
     # the surface; density: where opacity reaches --level; depth: fused depth of the training views; auto: density if
-    # you give a --level or if the mesh from it misses at most 5 % of what the photos show, else what misses less
+    # you give another --level or if the mesh from it misses at most 5 % of what the photos show, else what misses less
     source: Source = "auto"
     resolution: integer(2, 8192) = 256  # cells along the longest side
     level: number(0.001, 0.999) = LEVEL  # opacity, on the surface, of a layer 1/256 of the box thick

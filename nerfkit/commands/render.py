@@ -89,8 +89,8 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         is_around = not looks_around and paths.views_surround(like, target, up)
         options.cameras = "orbit" if is_around else "interpolate"
         others = ", ".join(sorted({"orbit", "spiral", "interpolate", *splits, *run.scene.paths} - {options.cameras}))
-        why = "surround" if is_around else "do not surround"
-        print(f"rendering --cameras {options.cameras}: the views {why} a subject; others are {others}")
+        why = "surround a subject" if is_around else "look around" if looks_around else "do not surround a subject"
+        print(f"rendering --cameras {options.cameras}: the views {why}; others are {others}")
     path, is_file = options.cameras, options.cameras.endswith(".json")
     with_cameras = [*splits, *run.scene.paths]
     if options.frames and (is_file or path in with_cameras):

@@ -68,6 +68,7 @@ def load_scene(
         unbounded: what lies outside of the `box` counts, too.
     """
     kind = "contracted" if unbounded else None
+    path, sfm_dir, box = os.fspath(path), os.fspath(sfm_dir), None if box is None else tuple(map(float, box))
     data = DataConfig(path=path, format=format, downscale=downscale, box=box, sfm_dir=sfm_dir, masks=masks)
     config = from_dict(to_dict(Config(data=data, sampling=SamplingConfig(kind=kind))), "load_scene")  # checked
     return scene_of(config, transform)

@@ -31,7 +31,7 @@ from nerfkit.threads import cores
 MAX_THREADS = 32  # of decoding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Views:
     """Cameras of one split and where their images are."""
 
@@ -45,6 +45,9 @@ class Views:
     depths: list[DepthFile | None] = field(default_factory=list)  # how far is what they show; may be empty
     scale: float = 1.0  # model units of one unit of the poses' files
     numbers: list[int] = field(default_factory=list)  # in the capture
+
+    def __repr__(self) -> str:
+        return f"Views({len(self.files)} of {format_sizes(self.cameras.sizes())})"
 
     def __getitem__(self, chosen: list[int]) -> Views:
         lists = {name: getattr(self, name) for name in ("files", "headers", "masks", "depths", "numbers")}
@@ -144,7 +147,7 @@ def format_sizes(sizes: list[tuple[int, int]]) -> str:
     return ", ".join(f"{n} of {size}" for size, n in counts.most_common(3)) + (", ..." if len(counts) > 3 else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scene:
     """Views by split ("train", "test", ...), in the model's frame."""
 
@@ -159,6 +162,9 @@ class Scene:
     source: DataConfig | None = None  # how it was read
     paths: dict[str, Cameras] = field(default_factory=dict)  # splits without images, in the model's frame
     about: tuple[str, ...] = ()  # sentences on what it is
+
+    def __repr__(self) -> str:
+        return f"Scene({self.name!r}, {self.format}, {self.views})"
 
     @property
     def is_place(self) -> bool:

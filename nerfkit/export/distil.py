@@ -41,11 +41,11 @@ def distilled(run: Run, megabytes: float, seconds: float) -> Run:
     cameras = lesson_cameras(run)
     images = taught(run, cameras)
     trainer = Trainer(student(run, megabytes, seconds), cameras, images, device=run.device)
-    own.start(trainer.config, run.scene)
     try:
+        own.start(trainer.config, run.scene)
         trainer.train(own, progress_bar=True)
-    except BaseException:  # a page begins anew, so half of a student is of no use
-        shutil.rmtree(folder)
+    except KeyboardInterrupt:  # a page begins anew, so half of a student is of no use
+        shutil.rmtree(folder, ignore_errors=True)
         raise
     return load_run(folder, str(run.device))
 

@@ -65,7 +65,8 @@ class Model(nn.Module, ABC):
         """Render `rays` over `background` [R, 3] or [3].
 
         `jitter` [R] in [0, 1] shifts the samples of each ray, in steps. With a `capacity` there are that many samples
-        and nothing synchronizes with the GPU; it is given only where `max_samples_per_ray` is.
+        and nothing synchronizes with the GPU; it is given only where `max_samples_per_ray` is. With or without one,
+        some rays of a training step may be incomplete: `Samples.ray_complete`.
         """
 
     def render(self, rays: Rays, background: Tensor) -> Rendering:

@@ -40,7 +40,7 @@ def export_mesh(run: Run, options: cli.MeshOptions) -> None:
     print(f"cells are {wide} wide; a smaller --crop or a larger --resolution makes them smaller")
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     image_of = ImageRenderer(run.model, run.background)
-    of = key(run, level=options.level, grid=in_blocks, blocks="seen")
+    of = key(run, level=options.level, level_lengths=mesh.LENGTHS, grid=in_blocks, blocks="seen")
     with writing.Work(output.file(output.formats[0]), of) as work:
         views = Views(image_of, run.seeing_cameras(), work, grid, run.device)
         images = photos(run) if options.texture else None

@@ -53,7 +53,7 @@ def web_cost(run: Run, shown: Model) -> str:
         views = scene.split(split)[evenly_chosen(len(scene.split(split).files), COMPARED)]
         images, cameras = views.load(progress_bar=False), views.cameras.to(run.device)
     except (UserError, OSError) as error:
-        return f"note: how much quality the page loses is not known, as the scene was not found ({error})"
+        return f"note: how much quality the page loses is not known, as the scene's images were not read ({error})"
     means = []
     for model in (run.model, shown):
         image_of = ImageRenderer(model, run.background)

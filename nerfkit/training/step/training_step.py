@@ -20,13 +20,16 @@ from nerfkit.config import TrainerConfig
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.device import generator_on
 from nerfkit.model.base import Model
+from nerfkit.model.sampling import OccupancySampler
 from nerfkit.training.step.adjustments import ViewAdjustments
 from nerfkit.training.step.distributed import OneProcess
 from nerfkit.training.step.losses import LossError, TrainingLoss
 from nerfkit.training.step.outliers import Outliers
 
 MIN_RAYS, MAX_RAYS = 64, 65536
-MOST_SAMPLES = 2  # of a step of any shape, times samples_per_step: where cells become occupied, there can be 50 times
+# Of a step of any shape, times samples_per_step, or MIN_RAYS of the longest: where cells become occupied, there can be
+# 50 times as many.
+MOST_SAMPLES = 2
 TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted to: samples vary from step to step
 LOSS_SCALE = 1024.0  # initial; keeps gradients in half precision from underflowing
 MAX_NONFINITE_STEPS = 10  # in a row, after which training in half precision has failed
@@ -45,14 +48,15 @@ class StepStats(NamedTuple):
 
 
 @contextmanager
-def limited(model: Model, most_samples: int) -> Iterator[None]:
+def limited(model: Model, most_samples: int | None) -> Iterator[None]:
     """Of a forward with gradients and without a capacity: rays beyond so many samples are not complete."""
-    if sampler := getattr(model, "sampler", None):
+    samplers = [module for module in model.modules() if isinstance(module, OccupancySampler)]
+    for sampler in samplers:
         sampler.most_samples = most_samples
     try:
         yield
     finally:
-        if sampler:
+        for sampler in samplers:
             sampler.most_samples = None
 
 
@@ -75,7 +79,8 @@ class TrainingStep:
         self.outliers = Outliers(len(views.cameras)).to(device) if settings.robust else nn.Module()
         self.longest_ray = model.max_samples_per_ray
         first = settings.samples_per_step / (self.longest_ray or 1)  # as if each ray had the most samples
-        self.most_samples = int(max(MOST_SAMPLES * settings.samples_per_step, MIN_RAYS * (self.longest_ray or 0)))
+        usual, longest = settings.samples_per_step, self.longest_ray
+        self.most_samples = None if longest is None else int(max(MOST_SAMPLES * usual, MIN_RAYS * longest))
         self.n_rays = torch.tensor(int(min(max(first, MIN_RAYS), MAX_RAYS)), device=device)
         self.term_names: tuple[str, ...] = ()  # known after the first step
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # rays, samples, pixel error, loss, its terms
