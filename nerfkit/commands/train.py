@@ -179,7 +179,7 @@ def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: 
     if not options.resume:
         folder = RunFolder.for_new_run(path, options.overwrite)
         if has_checkpoint(folder.path):
-            print(f"--overwrite: this replaces the run in {folder.path}")
+            print(f"--overwrite: this replaces the run in {folder.path}, with its exports and renderings")
         return folder
     folder = RunFolder.existing(path)
     folder.lock()
