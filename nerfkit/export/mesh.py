@@ -24,7 +24,7 @@ from nerfkit.rendering.image_renderer import foretold
 
 FORMATS, TEXTURED = ("ply", "glb"), ("glb", "obj")  # with colors of vertices, and with a texture; first what is usual
 POINTS_AT_ONCE = 2**18  # whose density is evaluated
-LENGTHS = 256  # that the longest side of a box has: of one --level is the opacity
+LENGTHS = 256  # parts of the longest side of data.box; --level is the opacity of one
 TRUNCATION = 4.0  # cells, of a signed distance
 MIN_WEIGHT = 0.5  # of all views together, for a corner to be known
 BLOCKS_OF_A_PART = 256  # that are worked on and kept together

@@ -23,10 +23,6 @@ from nerfkit.parallel import Processes
 MAX_RAYS_RENDERED = 2**20  # at a time, by default
 
 
-class NoDensityError(UserError, NotImplementedError):
-    """A model of one's own has no density, and what was asked for needs it."""
-
-
 class Model(nn.Module, ABC):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
 
@@ -75,7 +71,7 @@ class Model(nn.Module, ABC):
 
     def density(self, positions: Tensor) -> Tensor:
         """Density [N] per model unit at positions [N, 3] of the model: for occupancy, normals and exports."""
-        raise NoDensityError(f"the model {type(self).__name__} has no method density; add it, for this needs it")
+        raise UserError(f"the model {type(self).__name__} has no method density; add it, for this needs it")
 
     def normals(self, positions: Tensor) -> Tensor:
         """Unit normals [N, 3] at positions [N, 3] of the model: the normalized negative gradient of the density."""

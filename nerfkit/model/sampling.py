@@ -83,10 +83,10 @@ class OccupancySampler(OccupancyGrid):
             room = None if waits else int(capacity * (self.passes_of_capacity or self.march_capacity_ratio))
             density, are_known = self._density(rays, marched, density_fn, room)
             kept, are_known = self._kept(rays, marched, density, are_known, room)
-            limit = self.most_samples if waits and is_training else capacity
-            limit = len(kept.t_starts) if limit is None else limit
-            ray_offsets, are_kept = truncate_offsets(kept.ray_offsets, limit)
-            n_rows = int(ray_offsets[-1]) if waits else limit
+            n_rows = len(kept.t_starts) if waits else capacity
+            are_too_many = waits and is_training and n_rows > (self.most_samples or n_rows)
+            ray_offsets, are_kept = truncate_offsets(kept.ray_offsets, self.most_samples if are_too_many else n_rows)
+            n_rows = int(ray_offsets[-1]) if are_too_many else n_rows
             positions, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *kept, ray_offsets, n_rows)
             if not waits:
                 ray_offsets = pad_offsets(ray_offsets, capacity)

@@ -48,9 +48,8 @@ class StepStats(NamedTuple):
 
 
 @contextmanager
-def limited(model: Model, most_samples: int | None) -> Iterator[None]:
+def limited(samplers: list[OccupancySampler], most_samples: int | None) -> Iterator[None]:
     """Of a forward with gradients and without a capacity: rays beyond so many samples are not complete."""
-    samplers = [module for module in model.modules() if isinstance(module, OccupancySampler)]
     for sampler in samplers:
         sampler.most_samples = most_samples
     try:
@@ -79,6 +78,7 @@ class TrainingStep:
         self.outliers = Outliers(len(views.cameras)).to(device) if settings.robust else nn.Module()
         self.longest_ray = model.max_samples_per_ray
         first = settings.samples_per_step / (self.longest_ray or 1)  # as if each ray had the most samples
+        self.samplers = [module for module in model.modules() if isinstance(module, OccupancySampler)]
         usual, longest = settings.samples_per_step, self.longest_ray
         self.most_samples = None if longest is None else int(max(MOST_SAMPLES * usual, MIN_RAYS * longest))
         self.n_rays = torch.tensor(int(min(max(first, MIN_RAYS), MAX_RAYS)), device=device)
@@ -182,7 +182,7 @@ class TrainingStep:
         rays = self.adjustments.rays(batch.rays)
         rays = rays._replace(directions=rays.directions * active[:, None])  # zero: no samples
         capacity = self.settings.samples_per_step if self.static_shapes else None
-        with limited(self.model, self.most_samples):
+        with limited(self.samplers, self.most_samples):
             rendering = self.model(rays, batch.background, batch.jitter, capacity)
         ray_complete, n_samples = active, None
         if rendering.samples is not None:
