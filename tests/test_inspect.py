@@ -128,9 +128,6 @@ def test_drawing(name: str):
             assert (np.abs(pixels - color).max(-1) < 20).sum() > 20, color
 
 
-# ---- captures that fit no scene
-
-
 def standing(eyes: np.ndarray) -> np.ndarray:
     """A ring of cameras at other places, [20, 3] or [3]."""
     poses = ring(20)

@@ -65,9 +65,6 @@ def test_a_damaged_file_is_read_or_refused_in_a_line(format: str, made, tmp_path
     assert results == {True, False}, "both happen among them"
 
 
-# ---- faults of two
-
-
 FAULTS = "damaged", "gone", "a folder", "a broken link", "renamed", "of another", "another image"
 
 

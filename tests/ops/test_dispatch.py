@@ -88,9 +88,6 @@ def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
         dispatch.resolve("trilinear", "cuda:1", "cuda")
 
 
-# ---- the compiled libraries beside the package
-
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIBRARY_OF = {name: library for name, (library, _) in native.INSTRUCTION_SETS.items()} | {"DEFAULT": "_C.so"}
 

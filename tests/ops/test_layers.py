@@ -174,9 +174,6 @@ def test_float32_over_the_whole_range(backend, op, swept):
     torch.testing.assert_close(got, wanted, rtol=3e-7, atol=3e-7, equal_nan=True)
 
 
-# ---- the LLTM along rays
-
-
 LONG = 50  # samples of one ray among short ones
 SHARE = {torch.float16: 1e-2, torch.bfloat16: 8e-2, torch.float32: 1e-4}  # of the largest value
 
